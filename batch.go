@@ -1,0 +1,153 @@
+package mongoq
+
+import (
+	"context"
+	"slices"
+	"sync"
+)
+
+// batcher sends together what arrives while earlier rounds are under way. A call that finds a free flight goes at once,
+// by itself: a lone caller waits for nobody. What comes meanwhile stands in line and goes in the next round. There is
+// no timer, and when nothing is under way nothing waits.
+//
+// A caller holds a place from its call to its answer. There are so many places and no more: a producer that is faster
+// than the server waits, and memory does not grow.
+type batcher[T any] struct {
+	s       *Store
+	limit   int              // calls in one round
+	flights int              // rounds under way at once
+	places  chan struct{}    // of those in line or under way
+	round   func([]*call[T]) // sends a round, and answers each of its calls
+
+	mu     sync.Mutex
+	line   []*call[T]
+	flying int
+}
+
+// call is one member of a round.
+type call[T any] struct {
+	item   T
+	answer chan error
+}
+
+func newBatcher[T any](s *Store, limit, flights int, round func([]*call[T])) *batcher[T] {
+	return &batcher[T]{s: s, limit: limit, flights: flights, places: make(chan struct{}, 4*limit*flights), round: round}
+}
+
+// do sends an item: alone, if a flight is free, else with others; without a way to go alone, as a round of one. sent is false when the caller's context ended before
+// anything was sent; when it ended later, the outcome is unknown to the caller, and the round goes on.
+func (b *batcher[T]) do(ctx context.Context, item T, alone func(context.Context) error) (sent bool, err error) {
+	select {
+	case b.places <- struct{}{}:
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
+	b.mu.Lock()
+	if b.flying < b.flights && len(b.line) == 0 {
+		b.flying++
+		b.mu.Unlock()
+		if alone == nil {
+			alone = func(ctx context.Context) error { return b.roundOfOne(ctx, item) }
+		}
+		err := alone(ctx)
+		<-b.places
+		b.land()
+		return true, err
+	}
+	c := &call[T]{item: item, answer: make(chan error, 1)}
+	b.line = append(b.line, c)
+	b.mu.Unlock()
+	select {
+	case err := <-c.answer:
+		return true, err
+	case <-ctx.Done():
+		return b.leave(ctx, c)
+	}
+}
+
+func (b *batcher[T]) roundOfOne(ctx context.Context, item T) error {
+	c := &call[T]{item: item, answer: make(chan error, 1)}
+	b.round([]*call[T]{c})
+	return c.await(ctx)
+}
+
+// leave takes a call whose caller gives up out of the line, if it still stands there.
+func (b *batcher[T]) leave(ctx context.Context, c *call[T]) (sent bool, err error) {
+	b.mu.Lock()
+	i := slices.Index(b.line, c)
+	if i >= 0 {
+		b.line = slices.Delete(b.line, i, i+1)
+		<-b.places
+	}
+	b.mu.Unlock()
+	if i >= 0 {
+		return false, ctx.Err()
+	}
+	return true, c.await(ctx)
+}
+
+// await gives the answer of a call under way, or tells that it is unknown when the context has ended without one.
+func (c *call[T]) await(ctx context.Context) error {
+	select {
+	case err := <-c.answer:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-c.answer: // in the same moment
+		return err
+	default:
+		return unknown(ctx.Err())
+	}
+}
+
+// land ends a lone call's flight: if others stand in line, they go now.
+func (b *batcher[T]) land() {
+	if calls := b.next(); calls != nil {
+		go b.fly(calls)
+	}
+}
+
+// next takes a round from the line; nil: there is nobody, and the flight is over.
+func (b *batcher[T]) next() []*call[T] {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := min(len(b.line), b.limit)
+	if n == 0 {
+		b.flying--
+		return nil
+	}
+	calls := slices.Clone(b.line[:n])
+	rest := copy(b.line, b.line[n:])
+	clear(b.line[rest:])
+	b.line = b.line[:rest]
+	return calls
+}
+
+func (b *batcher[T]) fly(calls []*call[T]) {
+	if b.s.begin() { // else the store is closed, and what is settled after that is settled all the same
+		defer b.s.wg.Done()
+	}
+	for calls != nil {
+		b.round(calls)
+		for range calls {
+			<-b.places
+		}
+		calls = b.next()
+	}
+}
+
+// singly answers a call of a round by its own write, without holding up the round.
+func singly[T interface{ alone(context.Context) error }](c *call[T]) {
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), attempts*attemptTimeout)
+		defer cancel()
+		c.answer <- c.item.alone(ctx)
+	}()
+}
+
+func answer[T any](calls []*call[T], err error) {
+	for _, c := range calls {
+		c.answer <- err
+	}
+}

@@ -1,0 +1,282 @@
+package mongoq
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+)
+
+// The bell wakes waiting consumers of other processes. Who makes an envelope due writes the queue's name into a small
+// capped collection, <Collection>.signals, and every process that waits follows it with one tailable cursor. A signal
+// is a hint: one that is lost costs a poll interval, no more.
+
+const (
+	// signalsSize is the capped collection's, in bytes: some thousand signals.
+	signalsSize = 256 << 10
+	// ringEvery is the least time between two signals of a process. The first goes at once, and what rings meanwhile
+	// goes together after it, so that no ring is lost.
+	ringEvery = 10 * time.Millisecond
+	// awaitTime is how long the server holds a getMore that finds nothing.
+	awaitTime = 5 * time.Second
+	// silence is how long an answer may take beyond that, before the server counts as away.
+	silence = 3 * time.Second
+	// watchers is how many writes in transactions are watched at once, watchFor how long: MongoDB ends a transaction
+	// after a minute.
+	watchers = 64
+	watchFor = time.Minute
+)
+
+type bell struct {
+	s    *Store
+	coll *mongo.Collection
+	room chan struct{} // for watchers
+
+	mu        sync.Mutex
+	pending   map[string]rung
+	ringing   bool
+	listening bool // the goroutine runs
+	hears     bool // and its cursor is open
+	deaf      bool // it was said that signals cannot be had
+	mute      bool // nor sent
+}
+
+// rung is what a queue rings for.
+type rung struct {
+	at    time.Time // the first is due, by this process's clock
+	later bool      // one of them was not due yet
+}
+
+// signal is a document of the collection: several queues in one.
+type signal struct {
+	Queues []struct {
+		Q     string    `bson:"q"`
+		When  time.Time `bson:"when"`  // something is due, by the server's clock
+		Later bool      `bson:"later"` // something was not when it rang
+	} `bson:"qs"`
+}
+
+func newBell(s *Store, name string) *bell {
+	return &bell{
+		s: s, room: make(chan struct{}, watchers), pending: map[string]rung{},
+		coll: s.db.Collection(name, options.Collection().SetWriteConcern(writeconcern.W1()).SetReadPreference(readpref.Primary())),
+	}
+}
+
+// open makes the collection when the store opens: a write would make one that is not capped. Where it cannot be had,
+// nothing is sent.
+func (b *bell) open(ctx context.Context) {
+	if err := b.prepare(ctx); err != nil {
+		b.mute, b.deaf = true, true
+		b.s.log.Warn("mongoq: no signals between processes can be had; consumers poll", "collection", b.coll.Name(), "error", err)
+	}
+}
+
+// ring tells other processes that something in the queue falls due in the given time.
+func (b *bell) ring(queue string, in time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.mute {
+		return
+	}
+	r := rung{at: time.Now().Add(in), later: in > 0}
+	if had, ok := b.pending[queue]; ok {
+		r = rung{at: minTime(r.at, had.at), later: r.later || had.later}
+	}
+	b.pending[queue] = r
+	if b.ringing || !b.s.begin() {
+		return
+	}
+	b.ringing = true
+	go b.send()
+}
+
+// send writes what rings, as long as anything does.
+func (b *bell) send() {
+	defer b.s.wg.Done()
+	for {
+		b.mu.Lock()
+		rings := b.pending
+		b.pending = map[string]rung{}
+		if len(rings) == 0 {
+			b.ringing = false
+			b.mu.Unlock()
+			return
+		}
+		b.mu.Unlock()
+		var qs bson.A
+		now := b.s.clock.guess()
+		for q, r := range rings {
+			qs = append(qs, bson.D{field("q", q), field("when", now.Add(time.Until(r.at))), field("later", r.later)})
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), claimTimeout)
+		_, err := b.coll.InsertOne(ctx, bson.D{field("qs", qs)})
+		cancel()
+		if err != nil {
+			b.s.log.Debug("mongoq: a signal could not be sent; others find the envelope when they poll", "error", err)
+		}
+		_ = sleep(b.s.life, ringEvery)
+	}
+}
+
+// listen sees that somebody listens as long as anybody waits.
+func (b *bell) listen() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.listening || !b.s.begin() {
+		return
+	}
+	b.listening = true
+	go b.follow()
+}
+
+// heard is true while signals are followed: polling may then be slower.
+func (b *bell) heard() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.hears
+}
+
+// follow follows the signals until the store closes or nobody waits, and through the server's absence.
+func (b *bell) follow() {
+	defer b.s.wg.Done()
+	trouble := troubles()
+	for {
+		err := b.followOnce(b.s.life)
+		b.mu.Lock()
+		was := b.hears
+		b.hears = false
+		if b.s.life.Err() != nil || err == nil {
+			b.listening = false
+			b.mu.Unlock()
+			if b.s.serving.Load() > 0 { // and saw this one listen
+				b.listen()
+			}
+			return
+		}
+		say := !was && !b.deaf && !mayHaveHappened(err) && !worthRetrying(err)
+		b.deaf = b.deaf || say
+		b.mu.Unlock()
+		if say {
+			b.s.log.Warn("mongoq: no signals between processes can be had; consumers poll", "collection", b.coll.Name(), "error", err)
+		}
+		if was {
+			trouble.Reset()
+			b.s.ringAll() // polling starts now
+		}
+		if sleep(b.s.life, max(trouble.NextBackOff(), 100*time.Millisecond)) != nil {
+			continue
+		}
+	}
+}
+
+var errDeadCursor = errors.New("the signals' cursor is dead")
+
+// followOnce opens the cursor and rings for what it brings. No error: nobody waits any more.
+func (b *bell) followOnce(ctx context.Context) error {
+	if err := b.prepare(ctx); err != nil {
+		return err
+	}
+	cur, err := b.coll.Find(ctx, bson.D{}, options.Find().SetCursorType(options.TailableAwait).SetMaxAwaitTime(awaitTime))
+	if err != nil {
+		return err
+	}
+	defer closeCursor(ctx, cur)
+	b.mu.Lock()
+	b.hears, b.deaf, b.mute = true, false, false
+	b.mu.Unlock()
+	b.s.ringAll() // what rang while nobody listened
+	for {
+		for tryNext(ctx, cur) {
+			var sig signal
+			if bson.Unmarshal(cur.Current, &sig) != nil {
+				continue // not of ours
+			}
+			for _, q := range sig.Queues {
+				b.s.ringHere(q.Q, q.When.Sub(b.s.clock.guess()), q.Later)
+			}
+		}
+		if err := cur.Err(); err != nil {
+			return err
+		}
+		if cur.ID() == 0 {
+			return errDeadCursor
+		}
+		if b.s.serving.Load() == 0 {
+			return nil
+		}
+	}
+}
+
+// tryNext waits for the next signal as long as the server should at most.
+func tryNext(ctx context.Context, cur *mongo.Cursor) bool {
+	ctx, cancel := context.WithTimeout(ctx, awaitTime+silence)
+	defer cancel()
+	return cur.TryNext(ctx)
+}
+
+// prepare makes the capped collection, with a first signal, since a tailable cursor on an empty one is dead. One that is
+// not capped, made by a write after somebody dropped it, is made anew: signals are hints.
+func (b *bell) prepare(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	err := b.s.again(ctx, func() error {
+		specs, err := b.s.db.ListCollectionSpecifications(ctx, bson.D{field("name", b.coll.Name())})
+		if err != nil {
+			return err
+		}
+		if len(specs) == 1 {
+			if capped, _ := specs[0].Options.Lookup("capped").BooleanOK(); capped {
+				return nil
+			}
+			if err := b.coll.Drop(ctx); err != nil {
+				return err
+			}
+		}
+		return b.s.db.RunCommand(ctx, bson.D{
+			field("create", b.coll.Name()), field("capped", true), field("size", signalsSize),
+		}).Err()
+	})
+	if err != nil {
+		return err
+	}
+	n, err := b.coll.EstimatedDocumentCount(ctx)
+	if err != nil || n > 0 {
+		return err
+	}
+	_, err = b.coll.InsertOne(ctx, bson.D{field("qs", bson.A{})})
+	return err
+}
+
+// watch rings for a write in a transaction once that has committed: when what matches the filter can be seen.
+func (b *bell) watch(filter bson.D, queue string, in time.Duration) {
+	select {
+	case b.room <- struct{}{}:
+	default:
+		return // too many: consumers find it when they poll
+	}
+	if !b.s.begin() {
+		<-b.room
+		return
+	}
+	go func() {
+		defer b.s.wg.Done()
+		defer func() { <-b.room }()
+		began := time.Now()
+		ctx, cancel := context.WithTimeout(b.s.life, watchFor)
+		defer cancel()
+		for pause := 2 * time.Millisecond; sleep(ctx, pause) == nil; pause = min(pause*3/2, 250*time.Millisecond) {
+			err := b.s.envs.FindOne(ctx, filter, options.FindOne().SetProjection(bson.D{field("_id", 1)})).Err()
+			if err == nil {
+				b.s.ring(queue, in-time.Since(began))
+				return
+			}
+		}
+	}()
+}

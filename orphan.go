@@ -1,0 +1,79 @@
+package mongoq
+
+import (
+	"context"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+)
+
+// A process that is killed in the middle of a transaction leaves it open, and the server holds what it has written for a
+// minute and a half: claims of those envelopes wait, and with them those behind. So a transaction of forks is noted in
+// <Collection>.forks while it runs, by its session, and whoever runs a stage that forks ends those that last too long.
+
+const (
+	// forkLasts is how long a transaction of forks may take before anybody may end it: it takes milliseconds. The driver
+	// then begins it again.
+	forkLasts = 5 * time.Second
+	// tendEvery is how often one looks for those that lasted too long.
+	tendEvery = 2 * time.Second
+)
+
+// noteFork notes that a session has a transaction open, and gives what takes the note away. A note that fails costs the
+// server's minute and a half, should this process be killed.
+func (s *Store) noteFork(ctx context.Context, session *mongo.Session) (done func()) {
+	id := session.ID()
+	_, err := s.forking.UpdateOne(ctx, bson.D{field("_id", id)}, set(field("until", later(forkLasts))), options.UpdateOne().SetUpsert(true))
+	if err != nil {
+		s.log.Debug("mongoq: a transaction could not be noted", "error", err)
+	}
+	return func() {
+		ctx, cancel := detached(ctx, claimTimeout)
+		defer cancel()
+		_, _ = s.forking.DeleteOne(ctx, bson.D{field("_id", id)}) // else somebody ends a session that does nothing
+	}
+}
+
+// tendForks ends the transactions that killed processes left, until ctx ends.
+func (s *Store) tendForks(ctx context.Context) {
+	for {
+		if err := s.endForks(ctx); err != nil && ctx.Err() == nil {
+			s.log.Debug("mongoq: transactions that were left open could not be ended; the server does so in time", "error", err)
+		}
+		if sleep(ctx, jittered(tendEvery)) != nil {
+			return
+		}
+	}
+}
+
+func (s *Store) endForks(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	cur, err := s.forking.Find(ctx, bson.D{field("$expr", op("$lt", bson.A{"$until", now}))})
+	if err != nil {
+		return err
+	}
+	var left []struct {
+		ID    bson.Raw `bson:"_id"`
+		Until time.Time
+	}
+	if err := cur.All(ctx, &left); err != nil || len(left) == 0 {
+		return err
+	}
+	sessions := make(bson.A, len(left))
+	for i, l := range left {
+		sessions[i] = l.ID
+	}
+	if err := s.db.RunCommand(ctx, bson.D{field("killSessions", sessions)}).Err(); err != nil {
+		return err
+	}
+	for _, l := range left {
+		if _, err := s.forking.DeleteOne(ctx, bson.D{field("_id", l.ID), field("until", l.Until)}); err != nil {
+			return err
+		}
+	}
+	s.log.Info("mongoq: ended transactions that were left open, by a process that was killed", "sessions", len(left))
+	return nil
+}

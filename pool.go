@@ -1,0 +1,331 @@
+package mongoq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+)
+
+// pool is one run of a worker: an envelope goes from a source's buffer to a handler, and from there to be settled.
+type pool struct {
+	*Worker
+	over    context.Context // Run's: nothing is begun after its end
+	sources []*source
+
+	mu        sync.Mutex
+	wake      *sync.Cond // a source has got something, or the pool stops
+	busy      int        // handlers that run
+	stop      bool       // nothing new is begun
+	abandoned bool       // handlers that still run count no more
+
+	handlers  sync.WaitGroup
+	held      held
+	beats     sync.WaitGroup
+	extending atomic.Bool // leases are being extended
+
+	commits sync.WaitGroup
+}
+
+func newPool(ctx context.Context, w *Worker) *pool {
+	p := &pool{Worker: w, over: ctx}
+	p.wake = sync.NewCond(&p.mu)
+	p.held.jobs = map[*Reservation]*job{}
+	for _, src := range w.sources {
+		p.sources = append(p.sources, &source{w: p, q: src.Queue, handler: src.Handler, weight: src.Weight})
+	}
+	return p
+}
+
+// run works until the context ends, and drains.
+func (w *pool) run() error {
+	ctx := w.over
+	base, cancelAll := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancelAll(nil)
+	var fetchers sync.WaitGroup
+	for range w.cfg.Concurrency {
+		w.handlers.Go(func() { w.work(base) })
+	}
+	for _, src := range w.sources {
+		fetchers.Go(func() { src.fetch(ctx) })
+		fetchers.Go(func() { src.tend(ctx) })
+	}
+	beat := make(chan struct{})
+	w.beats.Go(func() { w.beat(beat) })
+
+	<-ctx.Done()
+	w.mu.Lock()
+	w.stop = true
+	w.wake.Broadcast()
+	w.mu.Unlock()
+	fetchers.Wait()
+	w.giveBackUnstarted()
+	ended := make(chan struct{})
+	go func() {
+		w.handlers.Wait()
+		close(ended)
+	}()
+	err := w.drain(ended, cancelAll)
+	w.commits.Wait()
+	close(beat)
+	w.beats.Wait()
+	return err
+}
+
+// errDrained is the cause of the contexts that a drain cancels.
+var errDrained = errors.New("mongoq: the worker stops")
+
+// drain waits for the handlers, and cancels those that last too long.
+func (w *pool) drain(ended <-chan struct{}, cancelAll context.CancelCauseFunc) error {
+	t := time.NewTimer(w.cfg.DrainTimeout)
+	defer t.Stop()
+	select {
+	case <-ended:
+		return nil
+	case <-t.C:
+	}
+	cancelAll(errDrained)
+	t.Reset(stubborn)
+	select {
+	case <-ended:
+		return nil
+	case <-t.C:
+	}
+	w.mu.Lock()
+	w.abandoned = true
+	w.mu.Unlock()
+	ids := w.held.abandon()
+	if len(ids) == 0 {
+		return nil
+	}
+	w.log.Error("mongoq: handlers ignored the end of their context and were abandoned", "jobs", len(ids))
+	return &AbandonedError{IDs: ids}
+}
+
+// work is one handler's loop. A handler that ends its goroutine, by runtime.Goexit, is followed by another.
+func (w *pool) work(base context.Context) {
+	over := false
+	defer func() {
+		if !over {
+			w.handlers.Go(func() { w.work(base) })
+		}
+	}()
+	for {
+		src, r := w.next()
+		if r == nil {
+			over = true
+			return
+		}
+		began := time.Now()
+		w.job(base, src, r)
+		src.spent.Add(int64(time.Since(began)))
+		src.done.Add(1)
+	}
+}
+
+// next waits for something to do; nil: the pool stops.
+func (w *pool) next() (*source, *Reservation) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for !w.stop && w.over.Err() == nil {
+		src := w.choose()
+		if src == nil {
+			for _, src := range w.sources {
+				src.nudge()
+			}
+			w.wake.Wait()
+			continue
+		}
+		b := src.buffer[0]
+		src.buffer = src.buffer[1:]
+		if len(src.buffer) <= src.ahead/2 {
+			src.nudge()
+		}
+		if w.held.gone(b.job, w.s.clock.guess()) { // in the buffer
+			go w.tell(Event{Kind: EventLeaseLost, Q: b.r.Q, ID: b.r.ID, Retries: b.r.Retries, Waited: b.r.waited(), Err: ErrLeaseLost})
+			continue
+		}
+		w.busy++
+		return src, b.r
+	}
+	return nil, nil
+}
+
+// job runs one handler and has what it came to settled behind it.
+func (w *pool) job(base context.Context, src *source, r *Reservation) {
+	ctx, cancel := context.WithCancelCause(base)
+	j := w.held.begin(r, cancel)
+	run := ctx
+	if w.cfg.Timeout > 0 {
+		var stop context.CancelFunc
+		run, stop = context.WithTimeout(ctx, w.cfg.Timeout)
+		defer stop()
+	}
+	began := time.Now()
+	err := errGoexit
+	defer func() {
+		ran := time.Since(began)
+		w.held.returned(j)
+		w.mu.Lock()
+		w.busy--
+		w.mu.Unlock()
+		var p *PanicError
+		if errors.As(err, &p) {
+			w.log.Error("mongoq: a handler panicked", "queue", r.Q, "id", r.ID.Hex(), "panic", fmt.Sprint(p.Value), "stack", string(p.Stack))
+		}
+		w.settleBehind(base, j, cancel, err, ran)
+	}()
+	err = protect(run, src.handler, r)
+}
+
+// errGoexit is the failure of a handler that ended its goroutine.
+var errGoexit = errors.New("the handler ended its goroutine")
+
+// settleBehind settles a job while its handler's goroutine goes on to the next.
+func (w *pool) settleBehind(base context.Context, j *job, cancel context.CancelCauseFunc, err error, ran time.Duration) {
+	w.s.behind <- struct{}{} // back-pressure: commits run behind the handlers, but not far
+	w.mu.Lock()
+	abandoned := w.abandoned
+	if !abandoned {
+		w.commits.Add(1)
+	}
+	w.mu.Unlock()
+	if abandoned {
+		cancel(nil)
+		<-w.s.behind
+		return
+	}
+	go func() {
+		defer func() {
+			w.held.end(j)
+			cancel(nil)
+			<-w.s.behind
+			w.commits.Done()
+		}()
+		w.finish(base, j, err, ran)
+	}()
+}
+
+// finish settles a job by what its handler returned.
+func (w *pool) finish(base context.Context, j *job, err error, ran time.Duration) {
+	r := j.r
+	ctx := context.WithoutCancel(base)
+	ev := Event{Q: r.Q, ID: r.ID, Retries: r.Retries, Waited: r.waited(), Ran: ran, Err: err}
+	settled, joined, verb := r.state()
+	switch {
+	case j.lost.Load():
+		ev.Kind, ev.Err = EventLeaseLost, ErrLeaseLost
+		w.tell(ev)
+		return
+	case settled:
+		ev.Kind = eventOf(verb)
+		w.tell(ev)
+		return
+	case joined && err == nil:
+		ev.Kind = eventOf(verb)
+		w.tell(ev)
+		return
+	}
+	kind, serr := w.settle(ctx, r, err)
+	switch {
+	case errors.Is(serr, ErrLeaseLost):
+		ev.Kind = EventLeaseLost
+		if !joined {
+			w.log.Warn("mongoq: a job lost its lease before it was settled; its result is discarded", "queue", r.Q, "id", r.ID.Hex())
+		}
+	case serr != nil:
+		ev.Kind, ev.Err = EventUnsettled, errors.Join(serr, err)
+		w.log.Error("mongoq: what a job came to could not be stored; it is delivered again unless it was", "queue", r.Q, "id", r.ID.Hex(), "error", serr)
+	default:
+		if ev.Kind = kind; err == nil && r.course != nil {
+			ev.To = r.course.leads()
+		}
+	}
+	w.tell(ev)
+}
+
+// settle commits, rolls back or releases.
+func (w *pool) settle(ctx context.Context, r *Reservation, err error) (EventKind, error) {
+	var again *retryIn
+	var nap *snooze
+	switch {
+	case err == nil && r.course != nil:
+		return r.course.settle(ctx, r)
+	case err == nil:
+		return EventCommitted, r.Commit(ctx)
+	case errors.As(err, &nap):
+		return EventReleased, r.Release(ctx, Delay(nap.d))
+	case errors.As(err, &again):
+		serr := r.Rollback(ctx, err, After(again.after))
+		return r.failedAs(), serr
+	}
+	serr := r.Rollback(ctx, err)
+	return r.failedAs(), serr
+}
+
+// failedAs tells a rollback from a dead-lettering.
+func (r *Reservation) failedAs() EventKind {
+	if _, _, verb := r.state(); verb == verbDeadLetter {
+		return EventDeadLettered
+	}
+	return EventFailed
+}
+
+func eventOf(verb string) EventKind {
+	switch verb {
+	case verbCommit:
+		return EventCommitted
+	case verbRollback:
+		return EventFailed
+	case verbRelease:
+		return EventReleased
+	case verbMove:
+		return EventMoved
+	case verbFork:
+		return EventForked
+	case verbDeadLetter:
+		return EventDeadLettered
+	}
+	return EventLeaseLost
+}
+
+func (w *pool) tell(e Event) {
+	if w.cfg.OnEvent != nil {
+		w.cfg.OnEvent(e)
+	}
+}
+
+// giveBackUnstarted releases what was fetched and not begun.
+func (w *pool) giveBackUnstarted() {
+	w.mu.Lock()
+	var rs []buffered
+	for _, src := range w.sources {
+		rs = append(rs, src.buffer...)
+		src.buffer = nil
+	}
+	w.mu.Unlock()
+	w.release(rs)
+}
+
+// release gives envelopes back, without a failure counted.
+func (w *pool) release(rs []buffered) {
+	var all sync.WaitGroup
+	for _, b := range rs {
+		all.Go(func() {
+			w.s.giveBack(context.Background(), b.r)
+			w.held.end(b.job)
+			w.tell(Event{Kind: EventReleased, Q: b.r.Q, ID: b.r.ID, Retries: b.r.Retries, Waited: b.r.waited()})
+		})
+	}
+	all.Wait()
+}
+
+// troubles is the backoff of a worker that cannot reach the server.
+func troubles() backoff.BackOff {
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(50*time.Millisecond), backoff.WithMaxInterval(2*time.Second), backoff.WithMaxElapsedTime(0))
+}

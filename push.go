@@ -1,0 +1,484 @@
+package mongoq
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+)
+
+const (
+	// pushBatch and pushBatchBytes are what one insertMany takes at most.
+	pushBatch      = 1000
+	pushBatchBytes = 32 << 20
+	// pushFlights is how many rounds of single pushes are under way at once.
+	pushFlights = 2
+)
+
+// Item is a payload with options of its own, for PushMany.
+type Item struct {
+	payload any
+	opts    []PushOption
+}
+
+// With gives a payload of PushMany options of its own, after those of the call.
+func With(payload any, opts ...PushOption) Item { return Item{payload: payload, opts: opts} }
+
+// Push stores an envelope in the queue and returns its id once a majority holds it. The payload is anything that BSON
+// can encode: a struct, a map, a slice, a string, a number, bytes, nil.
+// Options: Delay, At, Priority, Headers, TTL, ID.
+//
+// A context that carries a MongoDB session makes it part of the transaction: it is there when that commits.
+//
+// Errors: ErrPayloadTooLarge, ErrInvalidOption, ErrDuplicate, ErrClosed; ErrOutcomeUnknown, together with the id, when
+// the answer was lost and the envelope is not there: it may still come, or have been done already. A push with an ID
+// can then be repeated.
+func (q *Queue) Push(ctx context.Context, payload any, opts ...PushOption) (bson.ObjectID, error) {
+	if err := q.s.open(); err != nil {
+		return bson.NilObjectID, err
+	}
+	if err := ctx.Err(); err != nil {
+		return bson.NilObjectID, err
+	}
+	clock, err := q.s.stamp(ctx)
+	if err != nil {
+		return bson.NilObjectID, err
+	}
+	p, err := q.parcel(payload, opts, clock)
+	if err != nil {
+		return bson.NilObjectID, err
+	}
+	if inSession(ctx) {
+		err := q.s.insertInSession(ctx, p)
+		if err == nil {
+			q.s.bell.watch(bson.D{field("_id", p.id)}, q.name, p.wait)
+		}
+		return p.id, err
+	}
+	if p.named {
+		// By itself: an insert waits for an open transaction that has pushed the same id, and must not hold up others.
+		err = q.s.insert(ctx, p)
+	} else {
+		_, err = q.s.pushes.do(ctx, p, func(ctx context.Context) error { return q.s.insert(ctx, p) })
+	}
+	if err != nil {
+		if errors.Is(err, ErrOutcomeUnknown) {
+			return p.id, err
+		}
+		return bson.NilObjectID, err
+	}
+	q.s.ring(q.name, clock.due(p.wait))
+	return p.id, nil
+}
+
+// PushMany stores many envelopes, in batches. An element made by With has options of its own; opts hold for all. The
+// ids are in the order of payloads. Those that failed are listed in a *BatchError and have the nil id; their
+// neighbours are stored. A failure in a transaction is the whole call's.
+// The rule: payloads is not empty, and opts hold no ID.
+func (q *Queue) PushMany(ctx context.Context, payloads []any, opts ...PushOption) ([]bson.ObjectID, error) {
+	if err := q.s.open(); err != nil {
+		return nil, err
+	}
+	if len(payloads) == 0 {
+		return nil, invalid("PushMany needs at least one payload, got none")
+	}
+	var common pushSettings
+	for _, o := range opts {
+		if err := o.applyPush(&common); err != nil {
+			return nil, err
+		}
+	}
+	if common.id != nil {
+		return nil, invalid("ID belongs to one envelope of PushMany: give it in With")
+	}
+	clock, err := q.s.stamp(ctx)
+	if err != nil {
+		return nil, err
+	}
+	parcels := make([]*parcel, len(payloads))
+	errs := make([]error, len(payloads))
+	for i, payload := range payloads {
+		own := opts
+		if item, ok := payload.(Item); ok {
+			payload = item.payload
+			own = append(append([]PushOption{}, opts...), item.opts...)
+		}
+		parcels[i], errs[i] = q.parcel(payload, own, clock)
+	}
+	if inSession(ctx) {
+		if err := batchError(errs); err != nil {
+			return nil, err
+		}
+		for _, p := range parcels {
+			if err := q.s.insertInSession(ctx, p); err != nil {
+				return nil, err
+			}
+		}
+	} else {
+		q.s.insertMany(ctx, parcels, errs)
+	}
+	out := make([]bson.ObjectID, len(parcels))
+	soonest := time.Duration(-1)
+	for i, p := range parcels {
+		if errs[i] == nil || errors.Is(errs[i], ErrOutcomeUnknown) {
+			out[i] = p.id
+			if soonest < 0 || p.wait < soonest {
+				soonest = p.wait
+			}
+		}
+	}
+	switch {
+	case soonest >= 0 && inSession(ctx):
+		q.s.bell.watch(bson.D{field("_id", out[0])}, q.name, soonest)
+	case soonest >= 0:
+		q.s.ring(q.name, clock.due(soonest))
+	}
+	return out, batchError(errs)
+}
+
+// parcel is an envelope ready to be inserted.
+type parcel struct {
+	id     bson.ObjectID
+	doc    bson.Raw
+	digest []byte
+	named  bool // the user gave the id
+	wait   time.Duration
+}
+
+// stamp is the server's time of a push, by its bounds.
+type stamp struct {
+	lo, hi time.Time
+	taken  time.Time // by this process's clock
+}
+
+func (s *Store) stamp(ctx context.Context) (stamp, error) {
+	lo, hi, err := s.clock.bounds(outside(ctx))
+	return stamp{lo: lo, hi: hi, taken: time.Now()}, err
+}
+
+// due is in how long what was pushed with a wait falls due, at the least.
+func (c stamp) due(wait time.Duration) time.Duration {
+	return left(wait, time.Since(c.taken)+c.hi.Sub(c.lo))
+}
+
+// at is when something starts: for now the earliest that now can be, so that it is due at once; for later by the
+// latest, so that it is not delivered early.
+func (c stamp) at(s start) time.Time {
+	switch {
+	case !s.at.IsZero() && s.at.After(c.lo):
+		return s.at
+	case s.delay > 0:
+		t := c.hi.Add(s.delay)
+		if cut := t.Truncate(time.Millisecond); cut.Before(t) { // as stored
+			t = cut.Add(time.Millisecond)
+		}
+		return t
+	}
+	return c.lo
+}
+
+func (q *Queue) parcel(payload any, opts []PushOption, clock stamp) (*parcel, error) {
+	var set pushSettings
+	for _, o := range opts {
+		if err := o.applyPush(&set); err != nil {
+			return nil, err
+		}
+	}
+	value, err := encode("the payload", payload)
+	if err != nil {
+		return nil, err
+	}
+	p := &parcel{id: bson.NewObjectID()}
+	if set.id != nil {
+		p.id, p.named = *set.id, true
+	}
+	if set.prio == 0 {
+		set.prio = defaultPriority
+	}
+	begin := start{delay: q.cfg.Delay}
+	if set.start != nil {
+		begin = *set.start
+	}
+	when := clock.at(begin)
+	p.wait = max(when.Sub(clock.lo), 0)
+	doc := bson.D{
+		field("_id", p.id), field("q", q.name), field("when", when), field("prio", set.prio), field("pushed", clock.lo),
+	}
+	ttl := q.cfg.TTL
+	if set.ttl != nil {
+		ttl = *set.ttl
+	}
+	if ttl > 0 {
+		deadline := clock.hi.Add(ttl)
+		doc = append(doc, field("deadline", deadline))
+		if q.cfg.OnExpire == Discard {
+			doc = append(doc, field("expireAt", deadline))
+		}
+	}
+	if len(set.headers) > 0 {
+		doc = append(doc, field("headers", set.headers))
+	}
+	if p.named {
+		p.digest = digest(q.name, set.prio, set.headers, value)
+		doc = append(doc, field("digest", p.digest))
+	}
+	doc = append(doc, field("payload", value))
+	if size := len(value.Value) + headersSize(set.headers); size > MaxEnvelopeSize {
+		return nil, tooLargeError(size)
+	}
+	p.doc, err = bson.Marshal(doc)
+	if err != nil {
+		return nil, invalid("the payload must be encodable as BSON: %v", err)
+	}
+	if len(p.doc) > MaxEnvelopeSize {
+		return nil, tooLargeError(len(p.doc))
+	}
+	return p, nil
+}
+
+func tooLargeError(size int) error {
+	return fmt.Errorf("%w: it must have at most %d bytes in all, has %d", ErrPayloadTooLarge, MaxEnvelopeSize, size)
+}
+
+// digest tells one push from another under the same id, wherever the envelope has gone and whatever became of its
+// payload since: the queue, the priority, the headers and the payload of the push.
+func digest(q string, prio int, headers map[string]string, payload bson.RawValue) []byte {
+	h := sha256.New()
+	part := func(b []byte) {
+		fmt.Fprintf(h, "%d:", len(b))
+		h.Write(b)
+	}
+	part([]byte(q))
+	fmt.Fprintf(h, "%d;%d;%d;", prio, len(headers), payload.Type)
+	for _, k := range sortedKeys(headers) {
+		part([]byte(k))
+		part([]byte(headers[k]))
+	}
+	part(payload.Value)
+	return h.Sum(nil)[:16]
+}
+
+// insert stores an envelope. An insert whose answer was lost is never sent again: it may have been done, and its work
+// be over; it counts as stored if it is found, else as unknown.
+func (s *Store) insert(ctx context.Context, p *parcel) error {
+	pause := 10 * time.Millisecond
+	for i := 0; ; i++ {
+		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
+		_, err := s.envs.InsertOne(attempt, p.doc)
+		cancel()
+		switch {
+		case err == nil:
+			return nil
+		case mongo.IsDuplicateKeyError(err):
+			return s.sameStored(ctx, p)
+		case mayHaveHappened(err):
+			s.clock.distrust()
+			return s.lookForPush(ctx, p, err)
+		case tooLarge(err):
+			return tooLargeError(len(p.doc))
+		case !worthRetrying(err) || i+1 == attempts:
+			return s.afterRefusal(ctx, p, err)
+		}
+		if sleep(ctx, pause) != nil {
+			return errors.Join(ctx.Err(), err)
+		}
+		pause *= 4
+	}
+}
+
+// afterRefusal tells what came of a push that the server refuses: the driver may have lost the answer to an earlier
+// attempt, and sent it again by itself.
+func (s *Store) afterRefusal(ctx context.Context, p *parcel, refusal error) error {
+	look, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	err := s.envs.FindOne(look, bson.D{field("_id", p.id)}, pushEvidence).Err()
+	switch {
+	case err == nil:
+		return s.lookForPush(ctx, p, refusal) // until a majority has it
+	case errors.Is(err, mongo.ErrNoDocuments):
+		return refusal
+	}
+	return unknown(refusal, err)
+}
+
+// sameStored tells whether what is stored under a parcel's id is the parcel.
+func (s *Store) sameStored(ctx context.Context, p *parcel) error {
+	raw, err := s.envs.FindOne(ctx, bson.D{field("_id", p.id)}, pushEvidence).Raw()
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		return unknown(fmt.Errorf("an envelope under id %s was there and is gone", p.id.Hex()))
+	}
+	if err != nil {
+		return unknown(err)
+	}
+	return p.compare(raw)
+}
+
+var pushEvidence = options.FindOne().SetProjection(bson.D{field("digest", 1)})
+
+func (p *parcel) compare(raw bson.Raw) error {
+	if e := read(raw); p.named && string(e.digest) != string(p.digest) {
+		return fmt.Errorf("%w: %s", ErrDuplicate, p.id.Hex())
+	}
+	return nil
+}
+
+// lookForPush tells what came of an insert whose answer was lost.
+func (s *Store) lookForPush(ctx context.Context, p *parcel, cause error) error {
+	errs := make([]error, 1)
+	s.lookForPushes(ctx, []*parcel{p}, errs, []int{0}, cause)
+	return errs[0]
+}
+
+// lookForPushes does so for those of parcels that which names: what a majority holds is stored, the rest is unknown.
+func (s *Store) lookForPushes(ctx context.Context, parcels []*parcel, errs []error, which []int, cause error) {
+	pause := 10 * time.Millisecond
+	for range attempts {
+		if ctx.Err() != nil || len(which) == 0 {
+			break
+		}
+		found, err := s.pushed(ctx, parcels, which)
+		if err == nil {
+			which = slices.DeleteFunc(which, func(i int) bool {
+				raw, there := found[parcels[i].id]
+				if there {
+					errs[i] = parcels[i].compare(raw)
+				}
+				return there
+			})
+		}
+		if len(which) > 0 && sleep(ctx, pause) != nil {
+			break
+		}
+		pause *= 4
+	}
+	for _, i := range which {
+		errs[i] = unknown(ctx.Err(), cause)
+	}
+}
+
+// pushed reads which parcels a majority holds.
+func (s *Store) pushed(ctx context.Context, parcels []*parcel, which []int) (map[bson.ObjectID]bson.Raw, error) {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	want := make([]bson.ObjectID, len(which))
+	for k, i := range which {
+		want[k] = parcels[i].id
+	}
+	cur, err := s.sure.Find(ctx, bson.D{field("_id", op("$in", want))}, options.Find().SetProjection(bson.D{field("digest", 1)}))
+	if err != nil {
+		return nil, err
+	}
+	defer closeCursor(ctx, cur)
+	found := make(map[bson.ObjectID]bson.Raw, len(which))
+	for cur.Next(ctx) {
+		raw := slices.Clone(cur.Current)
+		found[raw.Lookup("_id").ObjectID()] = raw
+	}
+	return found, cur.Err()
+}
+
+// insertInSession stores an envelope in the caller's transaction. A duplicate key would abort that, so that a push with
+// an id looks first.
+func (s *Store) insertInSession(ctx context.Context, p *parcel) error {
+	if p.named {
+		raw, err := s.envs.FindOne(ctx, bson.D{field("_id", p.id)}, pushEvidence).Raw()
+		if err == nil {
+			return p.compare(raw)
+		}
+		if !errors.Is(err, mongo.ErrNoDocuments) {
+			return err
+		}
+	}
+	_, err := s.envs.InsertOne(ctx, p.doc)
+	return err
+}
+
+// insertMany stores those parcels that have no error yet, and notes the error of each that fails.
+func (s *Store) insertMany(ctx context.Context, parcels []*parcel, errs []error) {
+	var batch []int
+	var bytes int
+	flush := func() {
+		if len(batch) > 0 {
+			s.insertBatch(ctx, parcels, batch, errs)
+		}
+		batch, bytes = nil, 0
+	}
+	for i, p := range parcels {
+		if errs[i] != nil {
+			continue
+		}
+		if len(batch) == pushBatch || bytes+len(p.doc) > pushBatchBytes {
+			flush()
+		}
+		batch = append(batch, i)
+		bytes += len(p.doc)
+	}
+	flush()
+}
+
+// pushRound stores what many callers push.
+func (s *Store) pushRound(calls []*call[*parcel]) {
+	ctx, cancel := context.WithTimeout(context.Background(), attempts*attemptTimeout)
+	defer cancel()
+	parcels := make([]*parcel, len(calls))
+	for i, c := range calls {
+		parcels[i] = c.item
+	}
+	errs := make([]error, len(calls))
+	s.insertMany(ctx, parcels, errs)
+	for i, c := range calls {
+		c.answer <- errs[i]
+	}
+}
+
+func (s *Store) insertBatch(ctx context.Context, parcels []*parcel, batch []int, errs []error) {
+	if err := ctx.Err(); err != nil {
+		for _, i := range batch {
+			errs[i] = err
+		}
+		return
+	}
+	docs := make([]any, len(batch))
+	for k, i := range batch {
+		docs[k] = parcels[i].doc
+	}
+	attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
+	_, err := s.envs.InsertMany(attempt, docs, options.InsertMany().SetOrdered(false))
+	cancel()
+	if err == nil {
+		return
+	}
+	var be mongo.BulkWriteException
+	exact := errors.As(err, &be) && be.WriteConcernError == nil
+	failed := make(map[int]bool)
+	for _, we := range be.WriteErrors {
+		i := batch[we.Index]
+		failed[i] = true
+		switch {
+		case we.HasErrorCode(codeDuplicateKey):
+			errs[i] = s.sameStored(ctx, parcels[i])
+		case tooLarge(we):
+			errs[i] = tooLargeError(len(parcels[i].doc))
+		default:
+			errs[i] = we
+		}
+	}
+	if exact {
+		return // the server has told of each
+	}
+	// What is not told of may be stored or not: it is looked for. What the server refused is sent singly.
+	rest := slices.DeleteFunc(slices.Clone(batch), func(i int) bool { return failed[i] })
+	if mayHaveHappened(err) {
+		s.lookForPushes(ctx, parcels, errs, rest, err)
+		return
+	}
+	for _, i := range rest {
+		errs[i] = s.insert(ctx, parcels[i])
+	}
+}

@@ -1,0 +1,336 @@
+package mongoq
+
+import (
+	"context"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/cenkalti/backoff/v4"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+)
+
+const (
+	// NoDeadLetter, as a DeadLetter, has what fails retried for ever, at the policy's longest wait where it stops.
+	NoDeadLetter = "$none"
+
+	// MaxQueueName is the most bytes that a queue's name may have.
+	MaxQueueName = 255
+
+	defaultLease        = 30 * time.Second
+	defaultPollInterval = time.Second
+)
+
+// ExpirePolicy says what becomes of an envelope that nobody took before its deadline.
+type ExpirePolicy int
+
+const (
+	// Discard deletes it; the server's TTL index may do so by itself.
+	Discard ExpirePolicy = iota
+	// ToDeadLetter moves it to the dead-letter queue when a claim meets it.
+	ToDeadLetter
+)
+
+// QueueConfig is what belongs to a queue. The zero value works. Nothing of it is stored: every process says for itself
+// how it pushes, takes and settles.
+type QueueConfig struct {
+	// Lease is how long a reservation is held before the envelope is delivered again, unless it is extended. The rule:
+	// at least 1 ms.
+	//
+	// Defaults to 30 s.
+	Lease time.Duration
+
+	// Delay is how long a pushed envelope waits before it may be taken, unless the push says otherwise.
+	//
+	// Defaults to 0.
+	Delay time.Duration
+
+	// TTL is how long a pushed envelope may wait to be taken, counted from the push, unless the push says otherwise;
+	// past it, it is never delivered, see OnExpire. Zero means for ever. The rule: 0, or at least 1 ms.
+	//
+	// Defaults to 0.
+	TTL time.Duration
+
+	// Retention is how long a committed envelope stays in the history. Zero deletes it on commit, KeepForever keeps it.
+	// It applies to what is committed from now on.
+	//
+	// Defaults to 0.
+	Retention time.Duration
+
+	// PollInterval is how often one who waits looks for envelopes that nothing rang for: those of other processes. Due
+	// times and pushes of this process don't wait for it. The rule: at least 1 ms.
+	//
+	// Defaults to 1 s.
+	PollInterval time.Duration
+
+	// Retry makes the policy of an envelope's retries, new at each call: the n-th failure waits what the n-th
+	// NextBackOff says, and backoff.Stop means the dead-letter queue: WithMaxRetries(b, 3) allows three retries. It is
+	// asked anew at each failure, so an elapsed time counts nothing: leave MaxElapsedTime 0.
+	//
+	// Defaults to DefaultRetry.
+	Retry func() backoff.BackOff
+
+	// DeadLetter is the name of the dead-letter queue, or NoDeadLetter. It is a queue like any other; several queues
+	// may share one.
+	//
+	// Defaults to the queue's name with ".dead".
+	DeadLetter string
+
+	// OnExpire says what becomes of envelopes past their deadline. ToDeadLetter needs a dead-letter queue.
+	//
+	// Defaults to Discard.
+	OnExpire ExpirePolicy
+
+	// DurableClaims makes a claim wait until a majority holds it: no two consumers hold an envelope at once even across
+	// a failover, and Deliveries fences effects outside. Claims then cost a replication round trip.
+	//
+	// Defaults to false: a claim lost in a failover is a second delivery, of which only one can commit.
+	DurableClaims bool
+}
+
+// Queue is a handle of a queue. It is safe for use by many goroutines.
+type Queue struct {
+	s    *Store
+	name string
+	cfg  QueueConfig
+}
+
+// Queue gives a handle of the queue with this name. It costs no round trip, and the queue needs no making: it is where
+// envelopes say it is. The rule for names: 1 to 255 bytes of UTF-8, no NUL, not beginning with "$".
+func (s *Store) Queue(name string, cfg QueueConfig) (*Queue, error) {
+	if err := s.open(); err != nil {
+		return nil, err
+	}
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	if cfg.Lease == 0 {
+		cfg.Lease = defaultLease
+	}
+	if cfg.PollInterval == 0 {
+		cfg.PollInterval = defaultPollInterval
+	}
+	if cfg.Retry == nil {
+		cfg.Retry = DefaultRetry
+	}
+	if cfg.DeadLetter == "" {
+		cfg.DeadLetter = defaultDeadLetter(name)
+	}
+	if err := cfg.check(name); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	s.policies[name] = cfg.OnExpire
+	s.mu.Unlock()
+	return &Queue{s: s, name: name, cfg: cfg}, nil
+}
+
+func defaultDeadLetter(name string) string { return name + ".dead" }
+
+func (cfg *QueueConfig) check(name string) error {
+	if err := checkLease("Lease", cfg.Lease); err != nil {
+		return err
+	}
+	switch {
+	case cfg.Delay < 0:
+		return invalid("Delay must be >= 0, got %v", cfg.Delay)
+	case cfg.TTL != 0 && cfg.TTL < time.Millisecond:
+		return invalid("TTL must be 0 (none) or >= 1ms, got %v", cfg.TTL)
+	case cfg.Retention != KeepForever && cfg.Retention != 0 && cfg.Retention < time.Millisecond:
+		return invalid("Retention must be KeepForever, 0 (none) or >= 1ms, got %v", cfg.Retention)
+	case cfg.PollInterval < time.Millisecond:
+		return invalid("PollInterval must be >= 1ms, got %v", cfg.PollInterval)
+	case cfg.OnExpire != Discard && cfg.OnExpire != ToDeadLetter:
+		return invalid("OnExpire must be Discard or ToDeadLetter, got %d", cfg.OnExpire)
+	case cfg.OnExpire == ToDeadLetter && cfg.DeadLetter == NoDeadLetter:
+		return invalid("OnExpire: ToDeadLetter needs a dead-letter queue, got NoDeadLetter")
+	case cfg.DeadLetter == name:
+		return invalid("DeadLetter must be another queue, got %q itself", name)
+	case cfg.Retry() == nil:
+		return invalid("Retry must make a policy, got nil")
+	}
+	if cfg.DeadLetter == NoDeadLetter {
+		return nil
+	}
+	return checkName(cfg.DeadLetter)
+}
+
+func checkName(name string) error {
+	switch {
+	case name == "":
+		return invalid("a queue's name must not be empty")
+	case len(name) > MaxQueueName:
+		return invalid("a queue's name, and its dead-letter queue's, must have at most %d bytes, got %d: %.40q...", MaxQueueName, len(name), name)
+	case strings.ContainsRune(name, 0):
+		return invalid("a queue's name must not hold NUL, got %q", name)
+	case name[0] == '$':
+		return invalid("a queue's name must not begin with '$', got %q", name)
+	case !utf8.ValidString(name):
+		return invalid("a queue's name must be valid UTF-8, got %q", name)
+	}
+	return nil
+}
+
+// policyOf is the expiry policy of a queue as this process knows it. Of a queue that it has no handle of nothing is
+// known, and nothing may be lost: its claimers see to what has expired.
+func (s *Store) policyOf(queue string) ExpirePolicy {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p, ok := s.policies[queue]; ok {
+		return p
+	}
+	return ToDeadLetter
+}
+
+// Name is the queue's name.
+func (q *Queue) Name() string { return q.name }
+
+// Peek shows up to n envelopes that are due now, in the order in which they would be taken, and takes none.
+// The rule: n >= 1.
+func (q *Queue) Peek(ctx context.Context, n int) ([]*Envelope, error) {
+	if n < 1 {
+		return nil, invalid("Peek needs n >= 1, got %d", n)
+	}
+	if err := q.s.open(); err != nil {
+		return nil, err
+	}
+	filter := bson.D{
+		field("q", q.name), field("processed", nil), field("$expr", op("$and", bson.A{due(), op("$not", expired())})),
+	}
+	cur, err := q.s.envs.Find(ctx, filter, options.Find().
+		SetSort(bson.D{field("prio", 1), field("when", 1)}).SetHint(q.s.ready).SetLimit(int64(n)))
+	if err != nil {
+		return nil, err
+	}
+	defer cur.Close(ctx)
+	var all []*Envelope
+	for cur.Next(ctx) {
+		e := read(append(bson.Raw(nil), cur.Current...)).Envelope
+		all = append(all, &e)
+	}
+	return all, cur.Err()
+}
+
+// Get finds an envelope of this queue by its id, live or in its history; else ErrNotFound.
+func (q *Queue) Get(ctx context.Context, id bson.ObjectID) (*Envelope, error) {
+	return q.s.find(ctx, bson.D{field("_id", id), field("q", q.name)})
+}
+
+// Remove deletes an envelope that waits. It is ErrReserved while somebody holds it, ErrNotFound when it is not in this
+// queue or is done.
+func (q *Queue) Remove(ctx context.Context, id bson.ObjectID) error {
+	if err := q.s.open(); err != nil {
+		return err
+	}
+	res, err := q.s.envs.DeleteOne(ctx, bson.D{
+		field("_id", id), field("q", q.name), field("processed", nil), field("$expr", idle()),
+	})
+	if mayHaveHappened(err) {
+		return unknown(err)
+	}
+	if err != nil || res.DeletedCount == 1 {
+		return err
+	}
+	e, err := q.Get(ctx, id)
+	if err != nil {
+		return err
+	}
+	if !e.Processed.IsZero() {
+		return ErrNotFound
+	}
+	return ErrReserved
+}
+
+// purgeBatch is how many envelopes one statement of a purge or a redrive is about.
+const purgeBatch = 1000
+
+// Purge deletes what waits in the queue, due or not, and says how many. What is reserved, dead or in the history
+// stays. When it fails it has deleted as many as it says, or more if the error is ErrOutcomeUnknown; it may be
+// repeated.
+func (q *Queue) Purge(ctx context.Context) (int64, error) {
+	return q.s.deleteAll(ctx, bson.D{
+		field("q", q.name), field("processed", nil), field("dead", nil), field("$expr", idle()),
+	}, "pushed", q.s.ready)
+}
+
+// deleteAll deletes what matches, in batches.
+func (s *Store) deleteAll(ctx context.Context, filter bson.D, since, hint string) (n int64, err error) {
+	return s.batches(ctx, filter, since, hint, nil, func(ctx context.Context, again bson.D) (int64, error) {
+		res, err := s.envs.DeleteMany(ctx, again)
+		if err != nil {
+			return 0, err
+		}
+		return res.DeletedCount, nil
+	})
+}
+
+// batches runs a statement over everything that matches, in batches by id, each of which matches again. It ends when
+// a batch finds nothing to change. What came to match after it began, by the time in the field since, is left alone: it
+// would chase those who are faster.
+func (s *Store) batches(ctx context.Context, filter bson.D, since, hint string, only []bson.ObjectID,
+	run func(context.Context, bson.D) (int64, error),
+) (total int64, err error) {
+	if err := s.open(); err != nil {
+		return 0, err
+	}
+	ctx = outside(ctx)
+	state, err := s.clock.hello(ctx)
+	if err != nil {
+		return 0, err
+	}
+	filter = append(filter, field(since, op("$not", op("$gt", state.localTime))))
+	find := options.Find().SetProjection(bson.D{field("_id", 1)}).SetLimit(purgeBatch)
+	if only != nil {
+		filter = append(bson.D{field("_id", op("$in", only))}, filter...)
+	} else {
+		find.SetHint(hint)
+	}
+	for {
+		cur, err := s.envs.Find(ctx, filter, find)
+		if err != nil {
+			return total, err
+		}
+		batch, err := ids(ctx, cur)
+		if err != nil || len(batch) == 0 {
+			return total, err
+		}
+		again := filter
+		if only != nil {
+			again = filter[1:]
+		}
+		n, err := run(ctx, append(bson.D{field("_id", op("$in", batch))}, again...))
+		total += n
+		if mayHaveHappened(err) {
+			return total, unknown(err)
+		}
+		if err != nil || n == 0 {
+			return total, err
+		}
+	}
+}
+
+// Pause stops the queue for every process, within a second: who waits goes on waiting, TryReserve and TryPop are
+// ErrQueuePaused. Pushes and the settling of reservations go on. It is stored, and lasts until Resume.
+func (q *Queue) Pause(ctx context.Context) error { return q.setPaused(ctx, true) }
+
+// Resume ends a pause.
+func (q *Queue) Resume(ctx context.Context) error { return q.setPaused(ctx, false) }
+
+func (q *Queue) setPaused(ctx context.Context, paused bool) error {
+	if err := q.s.open(); err != nil {
+		return err
+	}
+	_, err := q.s.queues.UpdateOne(outside(ctx), bson.D{field("_id", q.name)},
+		op("$set", bson.D{field("paused", paused)}), options.UpdateOne().SetUpsert(true))
+	if err != nil {
+		if mayHaveHappened(err) {
+			return unknown(err)
+		}
+		return err
+	}
+	q.s.notePause(q.name, paused)
+	q.s.settled(q.name) // a claim of this process that began before
+	q.s.ring(q.name, 0)
+	return nil
+}

@@ -1,0 +1,474 @@
+package mongoq
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"sync"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+// Reservation is an envelope held under a lease. Settle it with Commit, Rollback, Release, MoveToQ or DeadLetter
+// before the lease ends, or Extend the lease; else the envelope is delivered again. Each verb returns ErrLeaseLost,
+// and changes nothing, when the token no longer matches: somebody else has the envelope, or it was settled before. A
+// lease that ran out but that nobody has taken since may still be settled.
+//
+// A verb whose context carries a MongoDB session joins its transaction. It does not settle the reservation then, since
+// the transaction may abort or run again.
+//
+// A verb whose answer was lost ends as what happened, or as ErrOutcomeUnknown. Its context's end ends the wait for the
+// answer, not the write: the error is then both ErrOutcomeUnknown and the context's.
+//
+// The embedded Envelope is as it was claimed; verbs do not change it.
+type Reservation struct {
+	Envelope
+
+	s     *Store
+	q     *Queue
+	lease bson.ObjectID
+	due   time.Time // when it fell due
+	size  int
+	epoch string // the server's, when it was claimed
+
+	course course // what a nil from its handler comes to; nil: a commit
+
+	mu      gate
+	settled bool
+	verb    string          // that settled it; empty: the lease was lost
+	joined  bool            // a verb has joined a transaction
+	tried   map[string]bool // verbs with an answer lost
+
+	endMu sync.Mutex
+	end   time.Time // of the lease, by the server's clock
+}
+
+// Reserve takes the next due envelope under a lease, and waits for one until ctx ends. Due means its time has come by
+// the server's clock; lower priority numbers come first, then earlier times. While the queue is paused it waits.
+//
+// Errors: ctx's when it ends (nothing is taken then: what was claimed meanwhile goes to the next that waits, or
+// back), ErrClosed, ErrInTransaction, ErrInvalidOption, or what the server said.
+func (q *Queue) Reserve(ctx context.Context, opts ...ReserveOption) (*Reservation, error) {
+	return one(q.take(ctx, 1, false, opts))
+}
+
+// TryReserve is Reserve that does not wait: ErrEmpty when nothing is due, ErrQueuePaused while the queue is paused.
+func (q *Queue) TryReserve(ctx context.Context, opts ...ReserveOption) (*Reservation, error) {
+	return one(q.take(ctx, 1, true, opts))
+}
+
+// ReserveMany waits as Reserve does for a first envelope, and takes with it what else is due, up to n in all, in the
+// order that single reserves would. The rule: n >= 1.
+func (q *Queue) ReserveMany(ctx context.Context, n int, opts ...ReserveOption) ([]*Reservation, error) {
+	if n < 1 {
+		return nil, invalid("ReserveMany needs n >= 1, got %d", n)
+	}
+	return q.take(ctx, n, false, opts)
+}
+
+func one(rs []*Reservation, err error) (*Reservation, error) {
+	if err != nil {
+		return nil, err
+	}
+	return rs[0], nil
+}
+
+func (q *Queue) take(ctx context.Context, n int, try bool, opts []ReserveOption) ([]*Reservation, error) {
+	set := reserveSettings{lease: q.cfg.Lease}
+	for _, o := range opts {
+		if err := o.applyReserve(&set); err != nil {
+			return nil, err
+		}
+	}
+	if inSession(ctx) {
+		return nil, ErrInTransaction
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return q.s.wait(ctx, &waiter{q: q, want: n, lease: set.lease, try: try, out: make(chan claimed, 1)})
+}
+
+// Pop takes the next due envelope for good, and waits for one until ctx ends: at most once. It answers after the
+// envelope is deleted, or in the history of a queue with Retention. When that answer is lost, it returns the envelope
+// together with ErrOutcomeUnknown: the caller may be its only holder, or it may be delivered again.
+func (q *Queue) Pop(ctx context.Context) (*Envelope, error) { return q.pop(ctx, q.Reserve) }
+
+// TryPop is Pop that does not wait: ErrEmpty when nothing is due, ErrQueuePaused while the queue is paused.
+func (q *Queue) TryPop(ctx context.Context) (*Envelope, error) { return q.pop(ctx, q.TryReserve) }
+
+func (q *Queue) pop(ctx context.Context, reserve func(context.Context, ...ReserveOption) (*Reservation, error)) (*Envelope, error) {
+	for {
+		r, err := reserve(ctx)
+		if err != nil {
+			return nil, err
+		}
+		// From here on the envelope is the caller's: the delete is not cut short by its context.
+		away, cancel := detached(ctx, attempts*attemptTimeout)
+		err = r.Commit(away)
+		cancel()
+		switch {
+		case err == nil:
+			return &r.Envelope, nil
+		case errors.Is(err, ErrLeaseLost):
+			continue
+		case errors.Is(err, ErrOutcomeUnknown):
+			return &r.Envelope, err
+		}
+		return nil, err
+	}
+}
+
+// Commit ends the envelope's life: the work is done. With Retention it stays in the history, else it is deleted.
+func (r *Reservation) Commit(ctx context.Context, opts ...CommitOption) error {
+	var set commitSettings
+	for _, o := range opts {
+		if err := o.applyCommit(&set); err != nil {
+			return err
+		}
+	}
+	if set.result != nil && r.size+len(set.result.Value) > MaxEnvelopeSize {
+		return tooLargeError(r.size + len(set.result.Value))
+	}
+	if err := r.mu.lock(ctx); err != nil {
+		return err
+	}
+	defer r.mu.unlock()
+	return r.commitLocked(ctx, set.result)
+}
+
+func (r *Reservation) commitLocked(ctx context.Context, result *bson.RawValue) error {
+	return r.settleLocked(ctx, r.committing(result))
+}
+
+// committing is the commit as it goes to the server.
+func (r *Reservation) committing(result *bson.RawValue) *settlement {
+	v := &settlement{r: r, verb: verbCommit}
+	if keep := r.q.cfg.Retention; keep != 0 {
+		v.update, v.retention, v.shared = commitUpdate(keep, result), keep, result == nil
+	}
+	return v
+}
+
+// Rollback gives the envelope back after a failure: it counts a retry, keeps the cause, and waits as the queue's policy
+// says. When the policy stops, or cause is wrapped in backoff.Permanent, it goes to the dead-letter queue instead.
+// Options: After, Payload, Headers, AddHeaders.
+func (r *Reservation) Rollback(ctx context.Context, cause error, opts ...RollbackOption) error {
+	var set rollbackSettings
+	for _, o := range opts {
+		if err := o.applyRollback(&set); err != nil {
+			return err
+		}
+	}
+	if err := r.fits(set.patch); err != nil {
+		return err
+	}
+	v := r.q.judge(r.Retries+1, cause, r.Dead != nil)
+	if set.after != nil {
+		v.wait = *set.after
+	}
+	if v.dead != "" {
+		return r.bury(ctx, v.dead, message(cause), set.patch)
+	}
+	return r.rollback(ctx, v.wait, message(cause), set)
+}
+
+func (r *Reservation) rollback(ctx context.Context, wait time.Duration, msg string, set rollbackSettings) error {
+	update := rollbackUpdate(r.lease, wait, msg, set, r.Headers, r.q.cfg.OnExpire)
+	return r.settle(ctx, verbRollback, update, r.Q, wait)
+}
+
+// Release gives the envelope back without counting a failure: it was not begun, or should run later (Delay, At).
+func (r *Reservation) Release(ctx context.Context, opts ...ReleaseOption) error {
+	var set releaseSettings
+	for _, o := range opts {
+		if err := o.applyRelease(&set); err != nil {
+			return err
+		}
+	}
+	update := releaseUpdate(r.lease, set.start, r.q.cfg.OnExpire)
+	return r.settle(ctx, verbRelease, update, r.Q, set.start.wait(r.s.clock))
+}
+
+// MoveToQ moves the envelope to another queue in one atomic step, where it starts with no retries. Its deadline goes
+// with it. Options: Delay, At, Priority, TTL, Payload, Headers, AddHeaders.
+// The rule: to is a queue's name, and another one than the envelope is in, or the same to start it over.
+func (r *Reservation) MoveToQ(ctx context.Context, to string, opts ...MoveOption) error {
+	if err := checkName(to); err != nil {
+		return err
+	}
+	set, err := moveSettingsOf(opts)
+	if err != nil {
+		return err
+	}
+	if err := r.fits(set.patch); err != nil {
+		return err
+	}
+	return r.settle(ctx, verbMove, r.moving(to, set), to, set.start.wait(r.s.clock))
+}
+
+// moving is the move as it goes to the server.
+func (r *Reservation) moving(to string, set moveSettings) bson.A {
+	return moveUpdate(r.lease, r.Q, to, set, r.Headers, r.s.policyOf(to))
+}
+
+// DeadLetter moves the envelope to the dead-letter queue, with cause as the reason. Of an envelope that is a dead
+// letter already it is a rollback that waits the policy's longest. In a queue with NoDeadLetter it is ErrInvalidOption.
+func (r *Reservation) DeadLetter(ctx context.Context, cause error) error {
+	if r.Dead != nil {
+		return r.rollback(ctx, r.q.longestWait(r.Retries+1), message(cause), rollbackSettings{})
+	}
+	if r.q.cfg.DeadLetter == NoDeadLetter {
+		return invalid("DeadLetter needs a queue with a dead-letter queue, %q has none", r.Q)
+	}
+	return r.bury(ctx, DeadExplicit, message(cause), patch{})
+}
+
+// bury dead-letters the envelope.
+func (r *Reservation) bury(ctx context.Context, kind DeadKind, msg string, p patch) error {
+	to := r.q.cfg.DeadLetter
+	failed := kind != DeadLost && kind != DeadExpired
+	update := deadLetterUpdate(lastOf(r.lease, verbDeadLetter), literal(r.Q), to, kind, msg, failed, p, r.Headers)
+	err := r.settle(ctx, verbDeadLetter, update, to, 0)
+	if err == nil && !inSession(ctx) {
+		r.s.tellJoin(r.Part)
+	}
+	return err
+}
+
+// Extend makes the lease end d from now, by the server's clock. It never joins a transaction. The rule: d >= 1 ms.
+func (r *Reservation) Extend(ctx context.Context, d time.Duration) error {
+	if err := checkLease("Extend", d); err != nil {
+		return err
+	}
+	if err := r.mu.lock(ctx); err != nil {
+		return err
+	}
+	defer r.mu.unlock()
+	if r.settled {
+		return ErrLeaseLost
+	}
+	ctx = outside(ctx)
+	// The end that is noted lies before the server's, never after: it is what a commit relies on.
+	lo, _, err := r.s.clock.bounds(ctx)
+	if err != nil {
+		return err
+	}
+	c := r.s.quick
+	if r.q.cfg.DurableClaims {
+		c = r.s.envs
+	}
+	sent := false // an extension done twice is done: what matters is whether the token still matches
+	err = guarded{
+		write: updating(c, holder(r.ID, r.lease), extendUpdate(d, r.q.cfg.OnExpire)),
+		look: func(ctx context.Context, majority bool) (outcome, error) {
+			e, err := r.s.found(ctx, r.ID, majority)
+			if err == nil && e != nil && e.lease == r.lease && e.Processed.IsZero() {
+				return open, nil
+			}
+			return lost, err
+		},
+		tried: &sent,
+	}.run(ctx)
+	switch {
+	case err == nil:
+		if end := lo.Add(d); end.Before(r.leaseEnd()) {
+			r.s.ring(r.Q, d) // those who wait sleep until it was to end before
+		}
+		r.setLeaseEnd(lo.Add(d))
+	case sent && !errors.Is(err, ErrLeaseLost):
+		r.setLeaseEnd(minTime(r.leaseEnd(), lo.Add(d)))
+	case errors.Is(err, ErrLeaseLost):
+		r.settled = true
+	}
+	return err
+}
+
+// settle runs a verb of the holder, once: in a session it joins the transaction, and settles nothing.
+// The envelope is then in the queue to, due in the time given.
+func (r *Reservation) settle(ctx context.Context, verb string, update bson.A, to string, in time.Duration) error {
+	if err := r.mu.lock(ctx); err != nil {
+		return err
+	}
+	defer r.mu.unlock()
+	return r.settleLocked(ctx, &settlement{r: r, verb: verb, update: update, to: to, in: in})
+}
+
+// settleLocked is settle for one who holds r.mu.
+func (r *Reservation) settleLocked(ctx context.Context, v *settlement) error {
+	if r.settled {
+		return ErrLeaseLost
+	}
+	began := time.Now()
+	if inSession(ctx) {
+		r.joined = true
+		err := v.inSession(ctx)
+		if err == nil {
+			r.verb = v.verb // if the transaction commits
+		}
+		if err == nil && v.to != "" {
+			r.s.bell.watch(bson.D{field("_id", r.ID), field("last.lease", r.lease), field("last.verb", v.verb)}, v.to, left(v.in, time.Since(began)))
+		}
+		return err
+	}
+	v.tried, v.joined = r.tried[v.verb], r.joined
+	sent, err := r.s.settles.do(ctx, v, v.alone)
+	if sent {
+		r.note(v.verb, err)
+	}
+	if err == nil && v.to != "" {
+		r.s.ring(v.to, left(v.in, time.Since(v.sent))) // its `when` counts from some time since
+	}
+	return err
+}
+
+// note keeps what became of a verb; r.mu is held.
+func (r *Reservation) note(verb string, err error) {
+	r.settled = err == nil || errors.Is(err, ErrLeaseLost)
+	if err == nil {
+		r.verb = verb
+	}
+	if errors.Is(err, ErrOutcomeUnknown) {
+		if r.tried == nil {
+			r.tried = map[string]bool{}
+		}
+		r.tried[verb] = true
+		r.s.clock.distrust()
+	}
+}
+
+// state is what became of the reservation so far.
+func (r *Reservation) state() (settled, joined bool, verb string) {
+	_ = r.mu.lock(context.Background())
+	defer r.mu.unlock()
+	return r.settled, r.joined, r.verb
+}
+
+// peek tells, without waiting for a verb under way, whether the reservation is settled or about to be, and whether a
+// transaction may have settled it.
+func (r *Reservation) peek() (settled, joined bool) {
+	if !r.mu.tryLock() {
+		return true, false
+	}
+	defer r.mu.unlock()
+	return r.settled, r.joined
+}
+
+// waited is how long the envelope was due before it was claimed.
+func (r *Reservation) waited() time.Duration {
+	if r.due.IsZero() {
+		return 0
+	}
+	return max(r.Reserved.Sub(r.due), 0)
+}
+
+// gate is a lock that is waited for no longer than a context lasts.
+type gate chan struct{}
+
+func newGate() gate { return make(gate, 1) }
+
+func (g gate) lock(ctx context.Context) error {
+	select {
+	case g <- struct{}{}:
+		return nil
+	default:
+	}
+	select {
+	case g <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (g gate) tryLock() bool {
+	select {
+	case g <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+func (g gate) unlock() { <-g }
+
+// fits refuses a patch that would make the envelope too large.
+func (r *Reservation) fits(p patch) error {
+	size := r.size
+	if p.payload != nil {
+		size += len(p.payload.Value) - len(r.Payload.Value)
+	}
+	if p.set {
+		size += headersSize(p.result(r.Headers)) - headersSize(r.Headers)
+	}
+	if size > r.size && size > MaxEnvelopeSize {
+		return tooLargeError(size)
+	}
+	return nil
+}
+
+// result is what a patch makes of the headers.
+func (p patch) result(had map[string]string) map[string]string {
+	if !p.merge {
+		if p.headers == nil {
+			return map[string]string{}
+		}
+		return p.headers
+	}
+	m := make(map[string]string, len(had)+len(p.headers))
+	maps.Copy(m, had)
+	maps.Copy(m, p.headers)
+	return m
+}
+
+func headersSize(m map[string]string) int {
+	n := 0
+	for k, v := range m {
+		n += len(k) + len(v) + 7
+	}
+	return n
+}
+
+// wait is how long from now something starts, at the least.
+func (s start) wait(c *serverClock) time.Duration {
+	if !s.at.IsZero() {
+		return max(s.at.Sub(c.guess()), 0)
+	}
+	return s.delay
+}
+
+// left is what is left of a wait after some time, as far as is known: what was to start later may do so a little later
+// still.
+func left(wait, since time.Duration) time.Duration {
+	if wait > 0 {
+		return max(wait-since, 1)
+	}
+	return wait - since
+}
+
+func (r *Reservation) leaseEnd() time.Time {
+	r.endMu.Lock()
+	defer r.endMu.Unlock()
+	return r.end
+}
+
+func (r *Reservation) setLeaseEnd(t time.Time) {
+	r.endMu.Lock()
+	r.end = t
+	r.endMu.Unlock()
+}
+
+func maxTime(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+func minTime(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}

@@ -1,0 +1,252 @@
+package mongoq
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+)
+
+const (
+	// settleRound is how many verbs go in one round, settleFlights how many rounds at once.
+	settleRound   = 1000
+	settleFlights = 2
+	// batchMargin is what a lease must have left for its delete to go in a batch: more than the statement can take, so
+	// that nobody else can have taken the envelope when it runs.
+	batchMargin = roundTimeout + time.Second
+	// roundTimeout bounds the statement of a round.
+	roundTimeout = 5 * time.Second
+)
+
+// settlement is a holder's verb on the way to the server.
+type settlement struct {
+	r         *Reservation
+	verb      string
+	update    bson.A        // nil: the envelope is deleted
+	to        string        // the queue that it is in then; empty: none, it is done
+	in        time.Duration // in how long it is due there
+	shared    bool          // the update is the same for all of this verb, target and retention under one token
+	retention time.Duration
+	tried     bool      // an earlier answer was lost
+	joined    bool      // a verb of the reservation has joined a transaction
+	sent      time.Time // first: what it makes due is due since then at the earliest
+}
+
+func (v *settlement) guard() bson.D { return holder(v.r.ID, v.r.lease) }
+
+// sends notes that the write is sent now.
+func (v *settlement) sends() {
+	if v.sent.IsZero() {
+		v.sent = time.Now()
+	}
+}
+
+// alone is the single guarded write.
+func (v *settlement) alone(ctx context.Context) error {
+	v.sends()
+	write := deleting(v.r.s.envs, v.guard())
+	var look look = v.r.lookForDelete
+	switch {
+	case v.update != nil && v.verb == verbCommit:
+		write, look = updating(v.r.s.envs, v.guard(), v.update), v.r.lookForCommit
+	case v.update != nil:
+		write, look = updating(v.r.s.envs, v.guard(), v.update), v.r.lookForVerb(v.verb)
+	}
+	return guarded{write: write, look: look, tried: &v.tried}.run(ctx)
+}
+
+// inSession is the write as a part of the caller's transaction.
+func (v *settlement) inSession(ctx context.Context) error {
+	write := deleting(v.r.s.envs, v.guard())
+	if v.update != nil {
+		write = updating(v.r.s.envs, v.guard(), v.update)
+	}
+	n, err := write(ctx)
+	if err == nil && n == 0 {
+		return ErrLeaseLost
+	}
+	return err
+}
+
+// settleRound sends many verbs in two statements: the deletes, those of one token together, and the updates. Each call
+// gets its own, exact answer.
+func (s *Store) settleRound(calls []*call[*settlement]) {
+	ctx, cancel := context.WithTimeout(context.Background(), attempts*attemptTimeout)
+	defer cancel()
+	_, hi, err := s.clock.bounds(ctx)
+	var deletes, updates []*call[*settlement]
+	for _, c := range calls {
+		switch {
+		case c.item.tried || c.item.joined:
+			singly(c)
+		case c.item.update != nil:
+			updates = append(updates, c)
+		case err != nil || !hi.Add(batchMargin).Before(c.item.r.leaseEnd()):
+			singly(c)
+		default:
+			deletes = append(deletes, c)
+		}
+	}
+	s.settleDeletes(ctx, deletes)
+	s.settleUpdates(ctx, updates)
+}
+
+// settleDeletes deletes what is committed without a history. As many gone as were deleted is success for each that is
+// gone: their leases had a margin, so that nobody else can have deleted them.
+func (s *Store) settleDeletes(ctx context.Context, calls []*call[*settlement]) {
+	if len(calls) == 0 {
+		return
+	}
+	byToken := map[bson.ObjectID][]bson.ObjectID{}
+	for _, c := range calls {
+		byToken[c.item.r.lease] = append(byToken[c.item.r.lease], c.item.r.ID)
+	}
+	models := make([]mongo.WriteModel, 0, len(byToken))
+	for token, ids := range byToken {
+		models = append(models, mongo.NewDeleteManyModel().SetFilter(holders(ids, token)))
+	}
+	n, err := s.bulk(ctx, models, func(res *mongo.BulkWriteResult) int64 { return res.DeletedCount })
+	if err == nil && n == int64(len(calls)) {
+		answer(calls, nil)
+		return
+	}
+	if err != nil {
+		retrySingly(calls)
+		return
+	}
+	found, err := s.foundMany(ctx, idsOf(calls), evidenceFields)
+	if err != nil {
+		retrySingly(calls)
+		return
+	}
+	var gone []*call[*settlement]
+	for _, c := range calls {
+		e, there := found[c.item.r.ID]
+		switch {
+		case !there:
+			gone = append(gone, c)
+		case e.lease == c.item.r.lease && e.Processed.IsZero():
+			singly(c)
+		default:
+			c.answer <- ErrLeaseLost
+		}
+	}
+	if int64(len(gone)) == n {
+		answer(gone, nil)
+		return
+	}
+	answer(gone, unknown(fmt.Errorf("%d envelopes of a batch are gone, of which it deleted %d", len(gone), n)))
+}
+
+// settleUpdates sends every other verb. When fewer matched than were sent, the trace of each tells which.
+func (s *Store) settleUpdates(ctx context.Context, calls []*call[*settlement]) {
+	if len(calls) == 0 {
+		return
+	}
+	type group struct {
+		lease     bson.ObjectID
+		verb, to  string
+		retention time.Duration
+	}
+	shared := map[group][]*call[*settlement]{}
+	var models []mongo.WriteModel
+	for _, c := range calls {
+		c.item.sends()
+		if c.item.shared {
+			g := group{c.item.r.lease, c.item.verb, c.item.to, c.item.retention}
+			shared[g] = append(shared[g], c)
+			continue
+		}
+		models = append(models, mongo.NewUpdateOneModel().SetFilter(c.item.guard()).SetUpdate(c.item.update))
+	}
+	for g, members := range shared {
+		models = append(models, mongo.NewUpdateManyModel().SetFilter(holders(idsOf(members), g.lease)).SetUpdate(members[0].item.update))
+	}
+	n, err := s.bulk(ctx, models, func(res *mongo.BulkWriteResult) int64 { return res.MatchedCount })
+	if err == nil && n == int64(len(calls)) {
+		answer(calls, nil)
+		return
+	}
+	if err != nil {
+		retrySingly(calls)
+		return
+	}
+	found, err := s.foundMany(ctx, idsOf(calls), evidenceFields)
+	if err != nil {
+		retrySingly(calls)
+		return
+	}
+	var traced, rest []*call[*settlement]
+	for _, c := range calls {
+		if e, there := found[c.item.r.ID]; there && c.item.leftTrace(e) {
+			traced = append(traced, c)
+		} else {
+			rest = append(rest, c)
+		}
+	}
+	if int64(len(traced)) == n { // each that matched has been found
+		answer(traced, nil)
+		answer(rest, ErrLeaseLost)
+		return
+	}
+	for _, c := range calls {
+		c.item.tried = true
+		singly(c)
+	}
+}
+
+// leftTrace is true when the stored envelope says that the verb happened.
+func (v *settlement) leftTrace(e *stored) bool {
+	if v.verb == verbCommit {
+		return e.lease == v.r.lease && !e.Processed.IsZero()
+	}
+	return e.last == lastVerb{lease: v.r.lease, verb: v.verb}
+}
+
+// retrySingly sends each call of a failed round by itself. A round is several commands, and the driver may have sent
+// them more than once: whatever the error, each looks before it says lost.
+func retrySingly(calls []*call[*settlement]) {
+	for _, c := range calls {
+		c.item.tried = true
+		singly(c)
+	}
+}
+
+func (s *Store) bulk(ctx context.Context, models []mongo.WriteModel, count func(*mongo.BulkWriteResult) int64) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, roundTimeout)
+	defer cancel()
+	res, err := s.envs.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))
+	if err != nil {
+		return 0, err
+	}
+	return count(res), nil
+}
+
+// foundMany reads fields of many envelopes, by id.
+func (s *Store) foundMany(ctx context.Context, ids []bson.ObjectID, fields bson.D) (map[bson.ObjectID]*stored, error) {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	cur, err := s.envs.Find(ctx, bson.D{field("_id", op("$in", ids))}, options.Find().SetProjection(fields))
+	if err != nil {
+		return nil, err
+	}
+	defer closeCursor(ctx, cur)
+	found := make(map[bson.ObjectID]*stored, len(ids))
+	for cur.Next(ctx) {
+		e := read(slices.Clone(cur.Current))
+		found[e.ID] = &e
+	}
+	return found, cur.Err()
+}
+
+func idsOf(calls []*call[*settlement]) []bson.ObjectID {
+	ids := make([]bson.ObjectID, len(calls))
+	for i, c := range calls {
+		ids[i] = c.item.r.ID
+	}
+	return ids
+}

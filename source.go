@@ -1,0 +1,289 @@
+package mongoq
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// farthest is how far a source fetches ahead of its handlers at the most.
+	farthest = 2000
+	// longestHold is how long an envelope may wait in a buffer; then others should have it.
+	longestHold = 500 * time.Millisecond
+)
+
+// source is one queue of a worker: it claims ahead of the handlers by what they are about to need.
+type source struct {
+	w       *pool
+	q       *Queue
+	handler Handler
+	weight  int
+
+	// Under the worker's lock:
+	buffer []buffered
+	had    float64            // jobs begun by its weight: its share so far
+	dry    bool               // it has nothing, as far as is known
+	ahead  int                // how many to have ready beside those that a free handler takes at once
+	need   chan struct{}      // rings the fetcher
+	slow   bool               // the handlers have become slow: what is fetched ahead waits for nothing
+	quit   context.CancelFunc // ends the claim that waits
+
+	done, spent atomic.Int64 // jobs, and the nanoseconds that handlers were busy with them
+}
+
+// buffered is an envelope that waits for a handler.
+type buffered struct {
+	r   *Reservation
+	job *job
+	at  time.Time
+}
+
+// nudge rings the fetcher; the worker's lock is held.
+func (src *source) nudge() {
+	if src.need == nil {
+		return
+	}
+	select {
+	case src.need <- struct{}{}:
+	default:
+	}
+}
+
+// choose is the source that a free handler takes from: the first that has something or, by weight, the one that has had
+// the least of its share. One that has nothing yet, but may have, is waited for: its claim is under way. The worker's
+// lock is held.
+func (w *pool) choose() *source {
+	if len(w.sources) == 1 {
+		return w.sources[0].ready()
+	}
+	var next *source
+	for _, src := range w.sources {
+		switch {
+		case len(src.buffer) == 0 && src.dry:
+		case w.cfg.Strict:
+			return src.ready()
+		case next == nil || src.had < next.had:
+			next = src
+		}
+	}
+	if next == nil || next.ready() == nil {
+		return nil
+	}
+	next.had += 1 / float64(next.weight)
+	return next
+}
+
+// ready is the source if it has something.
+func (src *source) ready() *source {
+	if len(src.buffer) == 0 {
+		return nil
+	}
+	return src
+}
+
+// handlers is how many of the worker's are this source's, if every source has its share. The worker's lock is held.
+func (src *source) handlers() float64 {
+	all := 0
+	for _, other := range src.w.sources {
+		if other == src || !other.dry {
+			all += other.weight
+		}
+	}
+	if src.w.cfg.Strict {
+		return float64(src.w.cfg.Concurrency)
+	}
+	return float64(src.w.cfg.Concurrency*src.weight) / float64(all)
+}
+
+// rejoin has a source that had nothing share from now on; what it did not take is forgone.
+func (src *source) rejoin() {
+	if !src.dry {
+		return
+	}
+	src.dry = false
+	least, found := 0.0, false
+	for _, other := range src.w.sources {
+		if other != src && !other.dry && (!found || other.had < least) {
+			least, found = other.had, true
+		}
+	}
+	src.had = max(src.had, least)
+}
+
+// dries notes that a source has nothing: nobody waits for it.
+func (src *source) dries() {
+	src.w.mu.Lock()
+	defer src.w.mu.Unlock()
+	src.dry = true
+	src.w.wake.Broadcast()
+}
+
+// fetch claims for as long as ctx lives.
+func (src *source) fetch(ctx context.Context) {
+	w := src.w
+	w.mu.Lock()
+	src.need = make(chan struct{}, 1)
+	need := src.need
+	w.mu.Unlock()
+	defer w.s.settled(src.q.name) // what is claimed for one that stops is given back when Run ends
+	pace := pace{}
+	trouble := troubles()
+	away := false
+	for ctx.Err() == nil {
+		w.mu.Lock()
+		pace.mark(src.done.Load(), src.spent.Load())
+		if src.slow {
+			src.slow = false
+			pace.forget()
+		}
+		src.ahead = pace.ahead(src.handlers())
+		want := w.cfg.Concurrency - w.busy + src.ahead - len(src.buffer)
+		w.mu.Unlock()
+		if want <= 0 {
+			select {
+			case <-need:
+			case <-time.After(longestHold): // the pace may have changed
+			case <-ctx.Done():
+			}
+			continue
+		}
+		asked := time.Now()
+		waiting, quit := context.WithCancel(ctx)
+		w.mu.Lock()
+		src.quit = quit
+		w.mu.Unlock()
+		rs, err := src.claim(waiting, min(want, farthest))
+		interrupted := waiting.Err() != nil
+		quit()
+		if err != nil && interrupted && ctx.Err() == nil {
+			continue
+		}
+		if err != nil {
+			if ctx.Err() != nil || errors.Is(err, ErrClosed) {
+				return
+			}
+			src.dries()
+			if !away {
+				away = true
+				w.log.Warn("mongoq: the worker cannot claim; it goes on trying", "queue", src.q.name, "error", err)
+			}
+			_ = sleep(ctx, trouble.NextBackOff())
+			continue
+		}
+		if away {
+			away = false
+			trouble.Reset()
+			w.log.Info("mongoq: the worker claims again", "queue", src.q.name)
+		}
+		pace.took(time.Since(asked), len(rs), want)
+		src.fill(rs)
+	}
+}
+
+// claim waits for envelopes. Beside other sources it first asks whether there are any, so that handlers know whether to
+// wait for this one.
+func (src *source) claim(ctx context.Context, n int) ([]*Reservation, error) {
+	if len(src.w.sources) > 1 {
+		rs, err := src.q.take(ctx, n, true, nil)
+		if !errors.Is(err, ErrEmpty) && !errors.Is(err, ErrQueuePaused) {
+			return rs, err
+		}
+		src.dries()
+	}
+	return src.q.take(ctx, n, false, nil)
+}
+
+// fill puts what was claimed where the handlers take it.
+func (src *source) fill(rs []*Reservation) {
+	w := src.w
+	at := time.Now()
+	w.mu.Lock()
+	src.rejoin()
+	for _, r := range rs {
+		src.buffer = append(src.buffer, buffered{r: r, job: w.held.add(r), at: at})
+	}
+	w.wake.Broadcast()
+	w.mu.Unlock()
+	if w.cfg.OnEvent != nil {
+		for _, r := range rs {
+			w.tell(Event{Kind: EventReserved, Q: r.Q, ID: r.ID, Retries: r.Retries, Waited: r.waited()})
+		}
+	}
+}
+
+// tend gives back what has waited in the buffer for too long: the handlers have become slower than they were.
+func (src *source) tend(ctx context.Context) {
+	for sleep(ctx, longestHold/2) == nil {
+		src.shed()
+	}
+}
+
+func (src *source) shed() {
+	w := src.w
+	w.mu.Lock()
+	n := 0
+	for n < len(src.buffer) && time.Since(src.buffer[n].at) >= longestHold {
+		n++
+	}
+	old := src.buffer[:n:n]
+	src.buffer = src.buffer[n:]
+	if n > 0 {
+		src.slow = true
+		if src.quit != nil {
+			src.quit() // it would only claim them again
+		}
+	}
+	w.mu.Unlock()
+	w.release(old)
+}
+
+// pace measures how many envelopes the handlers begin in the time that a claim takes.
+type pace struct {
+	rate    float64 // done a second
+	cycle   float64 // of a handler, from one envelope to the next, in seconds
+	latency float64 // of a claim, in seconds
+	done    int64
+	spent   int64
+	at      time.Time
+}
+
+// mark notes how many cycles were done so far, and the nanoseconds spent on them.
+func (p *pace) mark(done, spent int64) {
+	now := time.Now()
+	n, dt := float64(done-p.done), now.Sub(p.at).Seconds()
+	switch {
+	case p.at.IsZero():
+	case dt < 0.001:
+		return
+	default:
+		p.rate += 0.5 * (n/dt - p.rate)
+		if n > 0 {
+			p.cycle += 0.5 * (float64(spent-p.spent)/n/1e9 - p.cycle)
+		}
+	}
+	p.done, p.spent, p.at = done, spent, now
+}
+
+// forget takes the handlers for slow until they have shown otherwise.
+func (p *pace) forget() { p.rate = 0 }
+
+// took notes how long a claim took; one that waited for envelopes to come tells nothing.
+func (p *pace) took(d time.Duration, got, want int) {
+	if got*2 < want && p.latency > 0 {
+		return
+	}
+	p.latency += 0.3 * (min(d.Seconds(), 1) - p.latency)
+}
+
+// ahead is what the handlers begin while two claims are made: twice what they began so far, as long as that was all they
+// had. It is at most what so many handlers can do in half the time that an envelope may wait, and nothing if they are
+// slow.
+func (p *pace) ahead(handlers float64) int {
+	n := min(2*p.rate*p.latency, farthest)
+	if can := handlers * longestHold.Seconds() / 2; n*p.cycle > can {
+		n = can / p.cycle
+	}
+	return int(n)
+}

@@ -1,0 +1,132 @@
+package mongoq
+
+import (
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+// The guarded writes of forks and joins, as writes.go has those of every transition. What they are for stands in
+// docs/decisions/018-fork-and-join.md.
+
+// fork of an envelope that has a join: holder's guard, in the transaction that inserts the copies. The original becomes
+// the whole: it waits in the join's queue for its parts, and falls due when they should be looked for. Without a join
+// it is deleted under the same guard.
+func forkUpdate(lease bson.ObjectID, from, to string, branches []string, whole patch, had map[string]string, p ExpirePolicy) bson.A {
+	fields := bson.D{
+		field("q", literal(to)),
+		field("when", later(lookFirst)),
+		field("retries", 0),
+		field("moves", plusOne("moves")),
+		field("hops", appended("hops", hop(literal(from)), keptHops)),
+		field("last", lastOf(lease, verbFork)),
+		field("join", literal(bson.D{
+			field("fork", lease), field("at", to), field("n", len(branches)), field("branches", branches),
+			field("got", bson.A{}), field("ended", bson.A{}), field("looks", 0),
+		})),
+	}
+	p1 := dropLease(set(patched(fields, whole, had)...), "dead")
+	return append(p1, set(field("expireAt", expiryWaiting(p)))...)
+}
+
+// gather: puts a part into its whole. The guard is the fork's token, that the join is open, and that the part is not in
+// it. It asks for no lease: what has arrived does not change, so that a part put in again is the same. Nothing matched:
+// it is there already, or it comes too late.
+func gatherFilter(p *Part, id bson.ObjectID) bson.D {
+	return bson.D{
+		field("_id", p.Of), field("processed", nil), field("join.fork", p.fork), field("join.closed", nil),
+		field("join.got.id", op("$ne", id)),
+	}
+}
+
+// gatherUpdate is that of a part with its content, which may have been given up for dead before.
+func gatherUpdate(e *Envelope) bson.A {
+	got := bson.D{
+		field("id", e.ID), field("i", e.Part.Index), field("branch", literal(e.Part.Branch)), field("at", now),
+		field("payload", literal(e.Payload)), field("headers", literal(headersOf(e.Headers))), field("hops", literal(hopDocs(e.Hops))),
+	}
+	return complete(set(
+		field("join.got", op("$concatArrays", bson.A{"$join.got", bson.A{got}})),
+		field("join.ended", without(e.ID)),
+	))
+}
+
+// endedUpdate is that of a part that a stage has ended.
+func endedUpdate(m *MissingPart) bson.A {
+	return complete(set(field("join.ended", op("$concatArrays", bson.A{without(m.ID), bson.A{literal(m.doc())}}))))
+}
+
+// settledParts is how many parts a whole waits for no more.
+func settledParts() bson.D {
+	return op("$add", bson.A{op("$size", "$join.got"), op("$size", "$join.ended")})
+}
+
+// complete has a whole that now has all its parts looked at soon: should nobody live to close it.
+func complete(p bson.A) bson.A {
+	due := op("$and", bson.A{
+		op("$gte", bson.A{settledParts(), "$join.n"}), isType("reserved", "missing"), isType("dead", "missing"),
+	})
+	return append(p, set(field("when", cond(due, later(lookSoon), "$when")))...)
+}
+
+// headersOf is never nil: an empty one is none.
+func headersOf(m map[string]string) map[string]string {
+	if m == nil {
+		return map[string]string{}
+	}
+	return m
+}
+
+func without(id bson.ObjectID) bson.D {
+	return op("$filter", bson.D{field("input", "$join.ended"), field("cond", op("$ne", bson.A{"$$this.id", id}))})
+}
+
+// close: a whole that waits for no more parts is due, or comes back to life if it was dead. The guard is the fork's
+// token, that the join is open, and that it is complete. Nothing matched: parts are missing, or somebody else did it.
+func closeFilter(of, fork bson.ObjectID, dead bool) bson.D {
+	f := bson.D{
+		field("_id", of), field("processed", nil), field("join.fork", fork), field("join.closed", nil),
+		field("$expr", op("$gte", bson.A{settledParts(), "$join.n"})),
+	}
+	if dead {
+		// Not while somebody holds the dead letter: a redrive finds it complete.
+		return append(f, field("dead", op("$ne", nil)), field("reserved", nil))
+	}
+	return append(f, field("dead", nil))
+}
+
+// closeUpdate leaves `when` to the one who looks at it, who gives it back.
+func closeUpdate() bson.A {
+	return set(field("join.closed", now), field("when", cond(isType("reserved", "missing"), now, "$when")))
+}
+
+func reviveUpdate(token bson.ObjectID) bson.A {
+	return append(set(field("join.closed", now)), redriveUpdate(token)...)
+}
+
+// hold: holder's guard; the whole goes on waiting, without those parts that will not come. If it was closed meanwhile it
+// is due.
+func holdUpdate(lease bson.ObjectID, d time.Duration, missing bson.A, p ExpirePolicy) bson.A {
+	arrived := op("$map", bson.D{field("input", "$join.got"), field("in", "$$this.id")})
+	known := op("$map", bson.D{field("input", "$join.ended"), field("in", "$$this.id")})
+	fresh := op("$filter", bson.D{
+		field("input", literal(missing)),
+		field("cond", op("$not", op("$in", bson.A{"$$this.id", op("$concatArrays", bson.A{arrived, known})}))),
+	})
+	closed := op("$eq", bson.A{op("$type", "$join.closed"), "date"})
+	return dropLease(set(
+		field("when", cond(closed, now, later(d))),
+		field("join.looks", plusOne("join.looks")),
+		field("join.ended", cond(closed, "$join.ended", op("$concatArrays", bson.A{"$join.ended", fresh}))),
+		field("last", lastOf(lease, verbRelease)),
+		field("expireAt", expiryWaiting(p)),
+	))
+}
+
+// tell: a whole that waits for a part that died is looked at now. Nothing matched: it is looked at, or was.
+func tellFilter(p *Part) bson.D {
+	return bson.D{
+		field("_id", p.Of), field("q", p.join), field("processed", nil), field("reserved", nil), field("dead", nil),
+		field("join.fork", p.fork), field("join.closed", nil),
+	}
+}
