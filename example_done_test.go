@@ -1,0 +1,126 @@
+package mongoq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/seed-de459a48/mongoq"
+)
+
+// deadLetterNext dead-letters the next envelope of a queue.
+func deadLetterNext(ctx context.Context, q *mongoq.Queue, why string) *mongoq.Envelope {
+	r, err := q.Reserve(ctx)
+	if err == nil {
+		err = r.DeadLetter(ctx, errors.New(why))
+	}
+	if err != nil {
+		panic(err)
+	}
+	return &r.Envelope
+}
+
+func ExampleDeadLetters_List() {
+	ctx := context.Background()
+	mails, done := exampleQueue("mails", mongoq.QueueConfig{}, "hello")
+	defer done()
+	deadLetterNext(ctx, mails, "no such address")
+
+	for e, err := range mails.DeadLetters().List(ctx) {
+		if err != nil {
+			panic(err)
+		}
+		fmt.Printf("%s: %s from %s in %s: %s\n", textOf(e), e.Dead.Kind, e.Dead.From, e.Q, e.Dead.Msg)
+	}
+	// Output:
+	// hello: explicit from mails in mails.dead: no such address
+}
+
+// Redrive puts dead letters back to where they came from, with a fresh count of retries.
+func ExampleDeadLetters_Redrive() {
+	ctx := context.Background()
+	mails, done := exampleQueue("mails", mongoq.QueueConfig{}, "for ada", "for bob", "for cleo")
+	defer done()
+	ada := deadLetterNext(ctx, mails, "mailbox full")
+	deadLetterNext(ctx, mails, "mailbox full")
+	deadLetterNext(ctx, mails, "mailbox full")
+
+	n, err := mails.DeadLetters().Redrive(ctx, mongoq.IDs(ada.ID)) // this one
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(n)
+	n, err = mails.DeadLetters().Redrive(ctx) // all that are left
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(n)
+	// Output:
+	// 1
+	// 2
+}
+
+func ExampleDeadLetters_Purge() {
+	ctx := context.Background()
+	mails, done := exampleQueue("mails", mongoq.QueueConfig{}, "hello")
+	defer done()
+	deadLetterNext(ctx, mails, "no such address")
+
+	n, err := mails.DeadLetters().Purge(ctx)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(n)
+	// Output:
+	// 1
+}
+
+// The history holds what was committed for as long as the queue's Retention says.
+func ExampleHistory_List() {
+	ctx := context.Background()
+	mails, done := exampleQueue("mails", mongoq.QueueConfig{Retention: 24 * time.Hour}, "one", "two")
+	defer done()
+	for range 2 {
+		r, err := mails.Reserve(ctx)
+		if err != nil {
+			panic(err)
+		}
+		if err := r.Commit(ctx, mongoq.Result("sent "+textOf(&r.Envelope))); err != nil {
+			panic(err)
+		}
+	}
+
+	for e, err := range mails.History().List(ctx) { // the latest first
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(e.Result.StringValue(), "kept for", e.ExpireAt.Sub(e.Processed))
+	}
+	// Output:
+	// sent two kept for 24h0m0s
+	// sent one kept for 24h0m0s
+}
+
+// Replay does finished work again, as a new envelope.
+func ExampleHistory_Replay() {
+	ctx := context.Background()
+	mails, done := exampleQueue("mails", mongoq.QueueConfig{Retention: 24 * time.Hour}, "hello")
+	defer done()
+	first, err := mails.Pop(ctx)
+	if err != nil {
+		panic(err)
+	}
+
+	id, err := mails.History().Replay(ctx, first.ID)
+	if err != nil {
+		panic(err)
+	}
+	again, err := mails.Pop(ctx)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(textOf(again), again.ID == id, again.ID != first.ID)
+	// Output:
+	// hello true true
+}

@@ -1,0 +1,302 @@
+package mongoq_test
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/event"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/seed-de459a48/mongoq"
+	"github.com/seed-de459a48/mongoq/internal/mongotest"
+)
+
+// spy notes whole commands of a client.
+type spy struct {
+	mu   sync.Mutex
+	sent []bson.Raw
+}
+
+// spied is the same database through a client whose commands are noted.
+func spied(t testing.TB, db *mongo.Database) (*mongo.Database, *spy) {
+	t.Helper()
+	s := &spy{}
+	return anotherClient(t, db, options.Client().SetMonitor(&event.CommandMonitor{
+		Started: func(_ context.Context, e *event.CommandStartedEvent) {
+			if e.DatabaseName != db.Name() {
+				return
+			}
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.sent = append(s.sent, slices.Clone(e.Command))
+		},
+	})), s
+}
+
+// forget starts anew.
+func (s *spy) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sent = nil
+}
+
+// commands are those sent since forget.
+func (s *spy) commands() []bson.Raw {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.sent)
+}
+
+// names are the names of those, but for hello, which measures the server's clock.
+func (s *spy) names() []string {
+	names := []string{}
+	for _, c := range s.commands() {
+		if name := commandName(c); name != "hello" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// writes are the names of those that write envelopes.
+func (s *spy) writes() []string {
+	names := []string{}
+	for _, c := range s.commands() {
+		name := commandName(c)
+		about, _ := c.Lookup(name).StringValueOK()
+		if about == "mongoq" && slices.Contains([]string{"insert", "update", "delete", "findAndModify", "bulkWrite"}, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+func commandName(c bson.Raw) string {
+	elems, err := c.Elements()
+	if err != nil || len(elems) == 0 {
+		return ""
+	}
+	return elems[0].Key()
+}
+
+// last is the latest command with this name about the envelopes.
+func (s *spy) last(t testing.TB, name string) bson.Raw {
+	t.Helper()
+	for _, c := range slices.Backward(s.commands()) {
+		if about, _ := c.Lookup(name).StringValueOK(); about == "mongoq" {
+			return c
+		}
+	}
+	require.FailNow(t, "no such command was sent", "%s, but %v", name, s.names())
+	return nil
+}
+
+// insertRaw stores documents as they are, past the validator and fast.
+func insertRaw(t testing.TB, db *mongo.Database, docs []any) {
+	t.Helper()
+	_, err := db.Collection("mongoq", options.Collection().SetWriteConcern(writeconcern.W1())).
+		InsertMany(t.Context(), docs, options.InsertMany().SetOrdered(false).SetBypassDocumentValidation(true))
+	require.NoError(t, err)
+}
+
+// rawDocs makes n documents, encoded once and for all.
+func rawDocs(t testing.TB, n int, doc func(i int) bson.D) []any {
+	t.Helper()
+	docs := make([]any, n)
+	for i := range docs {
+		raw, err := bson.Marshal(doc(i))
+		require.NoError(t, err)
+		docs[i] = bson.Raw(raw)
+	}
+	return docs
+}
+
+// explained is what the server tells of a command as the library sent it.
+type explained struct {
+	keys, docs int64 // examined, in all stages
+	indexes    []string
+}
+
+// explain has the server run a captured command with executionStats. A findAndModify or an update changes nothing.
+func explain(t testing.TB, db *mongo.Database, sent bson.Raw) explained {
+	t.Helper()
+	elems, err := sent.Elements()
+	require.NoError(t, err)
+	var cmd bson.D
+	for _, el := range elems {
+		switch el.Key() {
+		case "lsid", "$db", "$clusterTime", "txnNumber", "writeConcern", "readConcern", "$readPreference", "maxTimeMS":
+		default:
+			cmd = append(cmd, bson.E{Key: el.Key(), Value: el.Value()})
+		}
+	}
+	reply, err := db.RunCommand(t.Context(), bson.D{
+		{Key: "explain", Value: cmd}, {Key: "verbosity", Value: "executionStats"},
+	}).Raw()
+	require.NoError(t, err)
+	var x explained
+	x.add(reply)
+	slices.Sort(x.indexes)
+	x.indexes = slices.Compact(x.indexes)
+	require.NotEmpty(t, x.indexes, "no index: %v", reply)
+	return x
+}
+
+// add sums up what stands anywhere in an answer.
+func (x *explained) add(doc bson.Raw) {
+	elems, _ := doc.Elements()
+	for _, el := range elems {
+		switch v := el.Value(); {
+		case el.Key() == "totalKeysExamined":
+			n, _ := v.AsInt64OK()
+			x.keys += n
+		case el.Key() == "totalDocsExamined":
+			n, _ := v.AsInt64OK()
+			x.docs += n
+		case el.Key() == "indexName":
+			x.indexes = append(x.indexes, v.StringValue())
+		case v.Type == bson.TypeEmbeddedDocument:
+			x.add(v.Document())
+		case v.Type == bson.TypeArray:
+			x.add(bson.Raw(v.Array()))
+		}
+	}
+}
+
+// What a queue has done and what it is to do later cost a claim, and the questions about it, nothing.
+func TestHistoryAndDelayedEnvelopesDoNotSlowClaims(t *testing.T) {
+	t.Parallel()
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		const n = 100_000
+		own, s := spied(t, db)
+		store := openStore(t, own)
+		q := newQueue(t, store, "work", mongoq.QueueConfig{Retention: mongoq.KeepForever})
+
+		push(t, q, "first")
+		require.NoError(t, tryReserve(t, q).Commit(t.Context()))
+		before := explain(t, db, s.last(t, "findAndModify"))
+		require.LessOrEqual(t, before.keys, int64(5))
+		require.Equal(t, []string{"mongoq_ready"}, before.indexes)
+
+		var wg sync.WaitGroup
+		start := time.Now()
+		for _, document := range []func(i int) bson.D{
+			func(i int) bson.D {
+				return bson.D{
+					{Key: "q", Value: "work"}, {Key: "prio", Value: 2}, {Key: "payload", Value: i},
+					{Key: "when", Value: start.Add(-time.Hour)}, {Key: "processed", Value: start.Add(time.Duration(i/500) * -time.Second)},
+				}
+			},
+			func(i int) bson.D {
+				return bson.D{
+					{Key: "q", Value: "work"}, {Key: "prio", Value: 2}, {Key: "payload", Value: i},
+					{Key: "when", Value: start.Add(time.Hour + time.Duration(i)*time.Millisecond)},
+				}
+			},
+		} {
+			docs := rawDocs(t, n, document)
+			wg.Go(func() { insertRaw(t, db, docs) })
+		}
+		wg.Wait()
+
+		_, err := q.TryReserve(t.Context())
+		require.ErrorIs(t, err, mongoq.ErrEmpty)
+		claim := explain(t, db, s.last(t, "findAndModify"))
+		require.LessOrEqual(t, claim.keys, int64(5), "of a claim of an empty queue")
+
+		push(t, q, "now")
+		claim = explain(t, db, s.last(t, "findAndModify")) // this one finds something
+		require.LessOrEqual(t, claim.keys, int64(5), "of a claim")
+		require.Equal(t, []string{"mongoq_ready"}, claim.indexes)
+		require.Equal(t, "now", payloadOf[string](t, &tryReserve(t, q).Envelope))
+
+		// When is the next one due? What a waiter asks before it sleeps.
+		s.forget()
+		w := begin(t, func(ctx context.Context) (*mongoq.Reservation, error) { return q.Reserve(ctx) })
+		awaitSleep(t, store, "work", 1)
+		next := explain(t, db, s.last(t, "find"))
+		require.LessOrEqual(t, next.keys, int64(10), "of the question for the next due time")
+		require.Equal(t, []string{"mongoq_ready"}, next.indexes)
+		w.cancel()
+
+		// A claim of several: one that reads whole envelopes, and one that doesn't.
+		for i := range 3 {
+			push(t, q, i)
+		}
+		s.forget()
+		rs, err := q.ReserveMany(t.Context(), 10)
+		require.NoError(t, err)
+		require.NotEmpty(t, rs)
+		for _, name := range []string{"find", "update"} {
+			x := explain(t, db, s.last(t, name))
+			require.LessOrEqual(t, x.keys, int64(20), "of a claim of several: %s", name)
+		}
+		require.NoError(t, q.CommitMany(t.Context(), rs))
+
+		// How many are ready? The first part of what Stats asks.
+		push(t, q, "ready")
+		s.forget()
+		stats, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		require.EqualValues(t, 1, stats.Ready)
+		ready := explain(t, db, firstPart(t, s.last(t, "aggregate")))
+		require.Equal(t, []string{"mongoq_ready"}, ready.indexes)
+		require.LessOrEqual(t, ready.keys, int64(20), "of the count of what is ready")
+
+		// Pages of the lists.
+		s.forget()
+		page := 0
+		for e, err := range q.History().List(t.Context()) {
+			require.NoError(t, err)
+			require.False(t, e.Processed.IsZero())
+			if page++; page == 50 {
+				break
+			}
+		}
+		listed := explain(t, db, limited(t, s.last(t, "find"), 50))
+		require.Equal(t, []string{"mongoq_history"}, listed.indexes)
+		require.LessOrEqual(t, listed.keys, int64(60), "of a page of the history")
+
+		s.forget()
+		for _, err := range q.DeadLetters().List(t.Context()) {
+			require.NoError(t, err)
+		}
+		dead := explain(t, db, s.last(t, "find"))
+		require.Equal(t, []string{"mongoq_dead"}, dead.indexes)
+		require.LessOrEqual(t, dead.keys, int64(5), "of the dead letters")
+	})
+}
+
+// limited is a find with a limit.
+func limited(t testing.TB, find bson.Raw, n int) bson.Raw {
+	t.Helper()
+	var cmd bson.D
+	require.NoError(t, bson.Unmarshal(find, &cmd))
+	cmd = slices.DeleteFunc(cmd, func(e bson.E) bool { return e.Key == "limit" || e.Key == "batchSize" })
+	raw, err := bson.Marshal(append(cmd, bson.E{Key: "limit", Value: n}))
+	require.NoError(t, err)
+	return raw
+}
+
+// firstPart is an aggregate without the pipelines that are united with its own.
+func firstPart(t testing.TB, aggregate bson.Raw) bson.Raw {
+	t.Helper()
+	var cmd bson.D
+	require.NoError(t, bson.Unmarshal(aggregate, &cmd))
+	for i, e := range cmd {
+		if e.Key != "pipeline" {
+			continue
+		}
+		cmd[i].Value = slices.DeleteFunc(e.Value.(bson.A), func(stage any) bool { return stage.(bson.D)[0].Key == "$unionWith" })
+	}
+	raw, err := bson.Marshal(cmd)
+	require.NoError(t, err)
+	return raw
+}

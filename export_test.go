@@ -1,0 +1,70 @@
+package mongoq
+
+import (
+	"context"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+)
+
+// What tests see of the inside.
+var CheckVersion = checkVersion
+
+// Line tells how many wait in line for a queue in this process, and whether the goroutine that serves them runs, and
+// sleeps.
+func Line(s *Store, queue string) (waiters int, serving, asleep bool) {
+	s.mu.Lock()
+	c := s.claimers[queue]
+	s.mu.Unlock()
+	if c == nil {
+		return 0, false, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, w := range c.waiters {
+		if !w.gone {
+			waiters++
+		}
+	}
+	return waiters, c.running, c.running && !c.asleep.IsZero()
+}
+
+// Hears tells whether the signals of other processes are followed now.
+func Hears(s *Store) bool { return s.bell.heard() }
+
+// InLine tells how many pushes and verbs stand in line for the next round, and how many places they and those under way
+// have.
+func InLine(s *Store) (pushes, verbs, places int) {
+	pushes, verbs = s.pushes.waiting(), s.settles.waiting()
+	return pushes, verbs, len(s.pushes.places) + len(s.settles.places)
+}
+
+func (b *batcher[T]) waiting() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.line)
+}
+
+// Narrow has a store, before its use, send so many in a round at the most.
+func Narrow(s *Store, limit int) {
+	s.pushes = newBatcher(s, limit, pushFlights, s.pushRound)
+	s.settles = newBatcher(s, limit, settleFlights, s.settleRound)
+}
+
+// HasMet has the claimer of a queue go by turns, as if it had met another at the head.
+func HasMet(s *Store, queue string) {
+	c, err := s.claimer(queue)
+	if err != nil {
+		return
+	}
+	c.flying.Lock()
+	defer c.flying.Unlock()
+	c.turn = turn{until: time.Now().Add(time.Minute)}
+}
+
+// NoteFork notes that a session has a transaction of forks open, which may be ended in a while.
+func NoteFork(ctx context.Context, s *Store, session *mongo.Session, in time.Duration) error {
+	_, err := s.forking.InsertOne(ctx, bson.D{field("_id", session.ID()), field("until", time.Now().Add(in))})
+	return err
+}

@@ -1,0 +1,115 @@
+package mongoq_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/seed-de459a48/mongoq"
+	"github.com/seed-de459a48/mongoq/internal/mongotest"
+)
+
+// Whatever answer or request is lost on the way of a fork and its join, each envelope comes out once with all its parts,
+// and nothing else is left.
+func TestForkAndJoinThoughMessagesAreLost(t *testing.T) {
+	t.Parallel()
+	for _, command := range []string{"commitTransaction", "insert", "update", "delete", "find"} {
+		for _, lose := range []string{"request", "reply"} {
+			t.Run(command+" "+lose, func(t *testing.T) {
+				t.Parallel()
+				db := mongotest.Database(t, mongotest.ReplicaSet)
+				lossy := mongotest.NewLossy()
+				far := anotherClient(t, db, options.Client().SetDialer(lossy))
+				const n = 40
+				p := joinsPipeline(t, far, 2*time.Second)
+				_, err := p.PushMany(t.Context(), ints(n))
+				require.NoError(t, err)
+				if lose == "request" {
+					lossy.LoseRequest(command, 4)
+				} else {
+					lossy.LoseReply(command, 4)
+				}
+				stop := runPipeline(t, p)
+				require.Eventually(t, func() bool {
+					done, err := db.Collection("mongoq").CountDocuments(t.Context(), bson.D{{Key: "processed", Value: bson.D{{Key: "$type", Value: "date"}}}})
+					return err == nil && done == n && docs(t, db) == n
+				}, 2*late, 20*time.Millisecond)
+				stop()
+				seen := map[int]bool{}
+				for e, err := range stageQueue(t, p, "end").History().List(t.Context()) {
+					require.NoError(t, err)
+					all := payloadOf[[]int](t, e)
+					require.Len(t, all, 4)
+					require.False(t, seen[all[0]])
+					seen[all[0]] = true
+				}
+				require.Len(t, seen, n)
+			})
+		}
+	}
+}
+
+// A fork without a join whose commit's answer was lost for good tells what happened by its copies.
+func TestForkWhoseAnswerIsLost(t *testing.T) {
+	t.Parallel()
+	db := mongotest.Database(t, mongotest.ReplicaSet)
+	lossy := mongotest.NewLossy()
+	store := openStore(t, anotherClient(t, db, options.Client().SetDialer(lossy)))
+	events := make(chan mongoq.Event, 8)
+	p := newPipeline(t, store,
+		&mongoq.Stage{Name: "split", Handler: forward, Fork: []string{"a", "b"}, Worker: mongoq.WorkerConfig{OnEvent: func(e mongoq.Event) {
+			if e.Kind != mongoq.EventReserved {
+				events <- e
+			}
+		}}},
+		&mongoq.Stage{Name: "a", Handler: forward}, &mongoq.Stage{Name: "b", Handler: forward},
+	)
+	_, err := p.Push(t.Context(), "x")
+	require.NoError(t, err)
+	lossy.LoseReply("commitTransaction", 2)
+	runPipeline(t, p, "split")
+	require.Equal(t, mongoq.EventForked, await(t, events, "no event").Kind)
+	require.EqualValues(t, 2, docs(t, db))
+}
+
+// A process that was killed in the middle of a fork's transaction leaves it open: somebody else ends it.
+func TestForksLeftOpenAreEnded(t *testing.T) {
+	t.Parallel()
+	db := mongotest.Database(t, mongotest.ReplicaSet)
+	store := openStore(t, db)
+	p := newPipeline(t, store,
+		&mongoq.Stage{Name: "split", Handler: forward, Fork: []string{"a", "b"}},
+		&mongoq.Stage{Name: "a", Handler: forward}, &mongoq.Stage{Name: "b", Handler: forward},
+	)
+	id, err := p.Push(t.Context(), "x")
+	require.NoError(t, err)
+
+	// What the killed process had done: noted its session, and written in a transaction.
+	session, err := db.Client().StartSession()
+	require.NoError(t, err)
+	defer session.EndSession(background)
+	require.NoError(t, mongoq.NoteFork(t.Context(), store, session, -time.Second))
+	require.NoError(t, session.StartTransaction())
+	err = mongo.WithSession(t.Context(), session, func(ctx context.Context) error {
+		_, err := db.Collection("mongoq").UpdateByID(ctx, id, bson.D{{Key: "$set", Value: bson.D{{Key: "x", Value: 1}}}})
+		return err
+	})
+	require.NoError(t, err)
+	began := time.Now()
+	runPipeline(t, p, "split")
+	require.Eventually(t, func() bool {
+		n, err := db.Collection("mongoq").CountDocuments(t.Context(), bson.D{{Key: "part.of", Value: id}})
+		return err == nil && n == 2
+	}, late, 10*time.Millisecond)
+	require.Less(t, time.Since(began), 20*time.Second, "the server takes a minute or more")
+	require.EqualValues(t, 2, docs(t, db))
+	require.Eventually(t, func() bool {
+		left, err := db.Collection("mongoq.forks").CountDocuments(t.Context(), bson.D{})
+		return err == nil && left == 0
+	}, late, 5*time.Millisecond)
+}
