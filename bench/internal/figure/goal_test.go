@@ -1,0 +1,80 @@
+package figure
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+var aGoal = ratio("draining", "plain", 15, Ref{"drain", "mongoq", "64 workers"}, Ref{"drain", "plain", ""})
+
+func drained(system, setting string, rate float64) Figure {
+	return Figure{Work: "drain", System: system, Setting: setting, Rate: rate}
+}
+
+func TestARatioIsReachedOrShort(t *testing.T) {
+	t.Parallel()
+	plain := drained("plain", "16 consumers", 100)
+	for _, c := range []struct {
+		rate float64
+		ok   bool
+	}{{1499, false}, {1500, true}, {3000, true}} {
+		got := Judge([]Goal{aGoal}, []Figure{drained("mongoq", "64 workers", c.rate), plain})
+		require.Equal(t, []Outcome{{Goal: got[0].Goal, Measured: c.rate / 100, OK: c.ok}}, got)
+	}
+}
+
+func TestARatioWithoutItsPeerIsMissing(t *testing.T) {
+	t.Parallel()
+	for _, figures := range [][]Figure{
+		{drained("mongoq", "64 workers", 1500)},
+		{drained("plain", "16 consumers", 100)},
+		{drained("mongoq", "another setting", 1500), drained("plain", "16 consumers", 100)},
+		{drained("mongoq", "64 workers", 1500), drained("plain", "16 consumers", 0)},
+	} {
+		got := Judge([]Goal{aGoal}, figures)
+		require.Len(t, got, 1)
+		require.True(t, got[0].Missing)
+		require.False(t, got[0].OK)
+	}
+}
+
+func TestAWorkThatWasNotRunHasNoOutcome(t *testing.T) {
+	t.Parallel()
+	require.Empty(t, Judge([]Goal{aGoal}, []Figure{{Work: "push", System: "mongoq"}}))
+}
+
+func TestALimitIsKeptOrNot(t *testing.T) {
+	t.Parallel()
+	goal := limit("memory", 80, "MiB", Ref{"memory", "mongoq", ""}, func(f Figure) *float64 { return f.PeakRSS })
+	for _, c := range []struct {
+		rss *float64
+		out Outcome
+	}{
+		{new(80.0), Outcome{Measured: 80, OK: true}},
+		{new(80.1), Outcome{Measured: 80.1}},
+		{nil, Outcome{Missing: true}},
+	} {
+		got := Judge([]Goal{goal}, []Figure{{Work: "memory", System: "mongoq", PeakRSS: c.rss}})
+		require.Len(t, got, 1)
+		got[0].Goal = Goal{}
+		require.Equal(t, c.out, got[0])
+	}
+}
+
+func TestOutcomesAreWrittenWithTheirVerdict(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	require.NoError(t, WriteOutcomes(&b, []Outcome{
+		{Goal: aGoal, Measured: 17.254, OK: true},
+		{Goal: aGoal, Measured: 3},
+		{Goal: aGoal, Missing: true},
+		{Goal: limit("memory", 80, "MiB", Ref{}, rateOf), Measured: 95},
+	}))
+	lines := strings.Split(b.String(), "\n")
+	require.Regexp(t, `15x +17\.25x +ok$`, lines[2])
+	require.Regexp(t, `15x +3\.00x +short$`, lines[3])
+	require.Regexp(t, `15x +- +not measured$`, lines[4])
+	require.Regexp(t, `80 MiB +95\.0 MiB +short$`, lines[5])
+}

@@ -1,0 +1,93 @@
+package task
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"strconv"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/seed-de459a48/mongoq"
+	"github.com/seed-de459a48/mongoq/bench/internal/child"
+)
+
+// database is where the MongoDB systems keep their jobs.
+const database = "bench"
+
+// ours is a store with the queues of the spec.
+type ours struct {
+	client *mongo.Client
+	store  *mongoq.Store
+	queues []*mongoq.Queue
+	warm   *mongoq.Queue
+}
+
+func openOurs(ctx context.Context, spec child.Spec, cfg mongoq.QueueConfig) (*ours, error) {
+	client, err := mongo.Connect(options.Client().ApplyURI(spec.URI))
+	if err != nil {
+		return nil, err
+	}
+	o := &ours{client: client}
+	// Warnings are shown if the process fails.
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	if o.store, err = mongoq.Open(ctx, client.Database(database), mongoq.Config{Logger: log}); err != nil {
+		return nil, err
+	}
+	for i := range max(spec.Queues, 1) {
+		name := spec.Queue
+		if spec.Stage != "" {
+			name += "." + spec.Stage
+		}
+		if spec.Queues > 1 {
+			name += strconv.Itoa(i)
+		}
+		q, err := o.store.Queue(name, cfg)
+		if err != nil {
+			return nil, err
+		}
+		o.queues = append(o.queues, q)
+	}
+	o.warm, err = o.store.Queue("warm", cfg)
+	return o, err
+}
+
+func (o *ours) queue() *mongoq.Queue { return o.queues[0] }
+
+// close gives up whatever is open; nothing measured comes after it.
+func (o *ours) close() {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	_ = o.store.Close(ctx)
+	_ = o.client.Disconnect(ctx)
+}
+
+// collection is where the store's envelopes are.
+func (o *ours) collection() *mongo.Collection {
+	return o.client.Database(database).Collection("mongoq")
+}
+
+func oursLeft(ctx context.Context, l *child.Link) (child.Report, error) {
+	o, err := openOurs(ctx, l.Spec, mongoq.QueueConfig{})
+	if err != nil {
+		return child.Report{}, err
+	}
+	defer o.close()
+	names := bson.A{}
+	for _, q := range o.queues {
+		names = append(names, q.Name())
+	}
+	n, err := o.collection().CountDocuments(ctx, bson.D{
+		{Key: "q", Value: bson.D{{Key: "$in", Value: names}}},
+		{Key: "processed", Value: nil},
+		// What is delayed lies beside the work and is none of it.
+		{Key: "when", Value: bson.D{{Key: "$lt", Value: time.Now().Add(10 * time.Minute)}}},
+	})
+	if err != nil {
+		return child.Report{}, err
+	}
+	return unmeasured(l, int(n), func() error { return nil })
+}
