@@ -43,7 +43,7 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // Load reads a file. Errors: the file's, or those of Parse with its path.
 func Load(path string) (*File, error) {
-	data, err := os.ReadFile(path)
+	data, err := os.ReadFile(path) //nolint:gosec // the file that the caller names
 	if err != nil {
 		return nil, fmt.Errorf("pipefile: %w", err)
 	}
