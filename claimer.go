@@ -34,6 +34,8 @@ type claimer struct {
 	skipsTried time.Time // when they were last tried all the same
 	turn       turn      // among the claimers of several processes
 	hasty      bool      // somebody in line does not wait
+	since      int       // what it got since it slept
+	lone       bool      // that was one envelope at the most, the last time
 	low        low       // from where on to look
 }
 
@@ -43,6 +45,7 @@ type waiter struct {
 	want  int
 	lease time.Duration
 	try   bool // answered with ErrEmpty, not left waiting
+	again bool // it comes again for what it did not get: rather few at once than more later
 	out   chan claimed
 	gone  bool
 }
@@ -242,7 +245,8 @@ func (c *claimer) serve() {
 			continue
 		}
 		c.hasty = len(tries(all)) > 0
-		got, err := c.claim(ctx, group[0].q, n, c.hasty, group[0].grant())
+		got, err := c.claim(ctx, group[0].q, c.ask(n, group[0]), c.hasty, group[0].grant())
+		c.since += len(got)
 		c.hand(ctx, group, got)
 		c.flying.Unlock()
 		if err != nil {
@@ -255,7 +259,17 @@ func (c *claimer) serve() {
 		// Nothing was due for whoever stood in line when the claim began, whatever lease they want.
 		c.answer(tries(all), ErrEmpty)
 		c.untilDue(ctx, group)
+		c.since, c.lone = 0, c.since <= 1
 	}
+}
+
+// ask is how many to claim for those in line who want n, the first of whom is given. Where envelopes come one by one,
+// what has woken the claimer is one, and to take that is a single round trip.
+func (c *claimer) ask(n int, first *waiter) int {
+	if c.lone && c.since == 0 && (first.want == 1 || first.again) {
+		return 1
+	}
+	return n
 }
 
 // untilDue sleeps until the first envelope falls due or something rings. At each poll interval it looks when that is,

@@ -36,7 +36,9 @@ func newPool(ctx context.Context, w *Worker) *pool {
 	p.wake = sync.NewCond(&p.mu)
 	p.held.jobs = map[*Reservation]*job{}
 	for _, src := range w.sources {
-		p.sources = append(p.sources, &source{w: p, q: src.Queue, handler: src.Handler, weight: src.Weight})
+		p.sources = append(p.sources, &source{
+			w: p, q: src.Queue, handler: src.Handler, weight: src.Weight, filled: make(chan struct{}, 1),
+		})
 	}
 	return p
 }

@@ -27,6 +27,7 @@ type source struct {
 	dry    bool               // it has nothing, as far as is known
 	ahead  int                // how many to have ready beside those that a free handler takes at once
 	need   chan struct{}      // rings the fetcher
+	filled chan struct{}      // rings who tends the buffer
 	slow   bool               // the handlers have become slow: what is fetched ahead waits for nothing
 	quit   context.CancelFunc // ends the claim that waits
 
@@ -186,13 +187,18 @@ func (src *source) fetch(ctx context.Context) {
 // wait for this one.
 func (src *source) claim(ctx context.Context, n int) ([]*Reservation, error) {
 	if len(src.w.sources) > 1 {
-		rs, err := src.q.take(ctx, n, true, nil)
+		rs, err := src.wait(ctx, n, true)
 		if !errors.Is(err, ErrEmpty) && !errors.Is(err, ErrQueuePaused) {
 			return rs, err
 		}
 		src.dries()
 	}
-	return src.q.take(ctx, n, false, nil)
+	return src.wait(ctx, n, false)
+}
+
+func (src *source) wait(ctx context.Context, n int, try bool) ([]*Reservation, error) {
+	w := &waiter{q: src.q, want: n, lease: src.q.cfg.Lease, try: try, again: true, out: make(chan claimed, 1)}
+	return src.q.s.wait(ctx, w)
 }
 
 // fill puts what was claimed where the handlers take it.
@@ -206,6 +212,10 @@ func (src *source) fill(rs []*Reservation) {
 	}
 	w.wake.Broadcast()
 	w.mu.Unlock()
+	select {
+	case src.filled <- struct{}{}:
+	default:
+	}
 	if w.cfg.OnEvent != nil {
 		for _, r := range rs {
 			w.tell(Event{Kind: EventReserved, Q: r.Q, ID: r.ID, Retries: r.Retries, Waited: r.waited()})
@@ -213,14 +223,26 @@ func (src *source) fill(rs []*Reservation) {
 	}
 }
 
-// tend gives back what has waited in the buffer for too long: the handlers have become slower than they were.
+// tend gives back what has waited in the buffer for too long: the handlers have become slower than they were. Nothing
+// ticks while the buffer is empty.
 func (src *source) tend(ctx context.Context) {
-	for sleep(ctx, longestHold/2) == nil {
-		src.shed()
+	for {
+		select {
+		case <-src.filled:
+		case <-ctx.Done():
+			return
+		}
+		for left := true; left; {
+			if sleep(ctx, longestHold/2) != nil {
+				return
+			}
+			left = src.shed()
+		}
 	}
 }
 
-func (src *source) shed() {
+// shed tells whether the buffer holds anything still.
+func (src *source) shed() (left bool) {
 	w := src.w
 	w.mu.Lock()
 	n := 0
@@ -229,6 +251,7 @@ func (src *source) shed() {
 	}
 	old := src.buffer[:n:n]
 	src.buffer = src.buffer[n:]
+	left = len(src.buffer) > 0
 	if n > 0 {
 		src.slow = true
 		if src.quit != nil {
@@ -237,6 +260,7 @@ func (src *source) shed() {
 	}
 	w.mu.Unlock()
 	w.release(old)
+	return left
 }
 
 // pace measures how many envelopes the handlers begin in the time that a claim takes.

@@ -104,28 +104,39 @@ func TestWhatNeverStartedGoesToAnotherWorkerAtOnce(t *testing.T) {
 	})
 }
 
-// What is claimed for a worker that stops in the same moment is given back.
+// What is claimed for a worker that stops in the same moment is given back: the one that a claim after a sleep takes, or
+// the several that it takes where several came the last time.
 func TestAClaimUnderWayIsGivenBackByAStop(t *testing.T) {
 	t.Parallel()
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
-		lossy := mongotest.NewLossy()
-		cfg := mongoq.QueueConfig{Lease: time.Hour, PollInterval: time.Minute}
-		store := openStore(t, anotherClient(t, db, options.Client().SetDialer(lossy)))
-		here, there := newQueue(t, store, "q", cfg), newQueue(t, openStore(t, db), "q", cfg)
-		w := run(t, here, idle)
-		awaitSleep(t, store, "q", 1)
-		claim := lossy.HoldReply("update")
-		defer claim.Release()
-		ids := pushAll(t, there, ints(5))
-		await(t, claim.Reached(), "nothing was claimed")
-		w.stop()
-		claim.Release()
-		require.NoError(t, w.ends(t))
-		require.Empty(t, w.told(mongoq.EventCommitted))
+		for q, claim := range map[string]struct {
+			before  int // pushed in one call
+			command string
+		}{"one": {1, "findAndModify"}, "several": {2, "update"}} {
+			lossy := mongotest.NewLossy()
+			cfg := mongoq.QueueConfig{Lease: time.Hour, PollInterval: time.Minute}
+			store := openStore(t, anotherClient(t, db, options.Client().SetDialer(lossy)))
+			here, there := newQueue(t, store, q, cfg), newQueue(t, openStore(t, db), q, cfg)
+			w := run(t, here, idle)
+			require.Eventually(t, func() bool { return mongoq.Hears(store) }, soon, 2*time.Millisecond)
+			awaitSleep(t, store, q, 1)
+			pushAll(t, there, ints(claim.before))
+			w.awaits(t, mongoq.EventCommitted, claim.before)
+			awaitSleep(t, store, q, 1)
+			held := lossy.HoldReply(claim.command)
+			defer held.Release()
+			ids := pushAll(t, there, ints(5))
+			await(t, held.Reached(), "nothing was claimed")
+			w.stop()
+			held.Release()
+			require.NoError(t, w.ends(t))
+			require.Len(t, w.told(mongoq.EventCommitted), claim.before)
 
-		other := run(t, there, idle)
-		for _, e := range other.awaits(t, mongoq.EventCommitted, len(ids)) {
-			require.Zero(t, e.Retries)
+			other := run(t, there, idle)
+			for _, e := range other.awaits(t, mongoq.EventCommitted, len(ids)) {
+				require.Zero(t, e.Retries)
+			}
+			require.NoError(t, other.ends(t))
 		}
 	})
 }
