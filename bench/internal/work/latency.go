@@ -103,7 +103,10 @@ func (e *Env) latency(ctx context.Context, sys system.System, setting string, sp
 	if errBefore == nil && errAfter == nil {
 		sample.ServerCPU = new(after - before)
 	}
-	return []figure.Sample{sample}, nil
+	return []figure.Sample{sample, {
+		Setting: setting + ": push answered", Unit: "pushes/s", Rate: sample.Rate, Paced: true,
+		P50: &made.P50, P95: &made.P95, P99: &made.P99,
+	}}, nil
 }
 
 // sleep waits for d or for ctx to end.
