@@ -34,8 +34,9 @@ func newBatcher[T any](s *Store, limit, flights int, round func([]*call[T])) *ba
 	return &batcher[T]{s: s, limit: limit, flights: flights, places: make(chan struct{}, 4*limit*flights), round: round}
 }
 
-// do sends an item: alone, if a flight is free, else with others; without a way to go alone, as a round of one. sent is false when the caller's context ended before
-// anything was sent; when it ended later, the outcome is unknown to the caller, and the round goes on.
+// do sends an item: alone, if a flight is free, else with others; without a way to go alone, as a round of one. sent is
+// false when the caller's context ended before anything was sent; when it ended later, the outcome is unknown to the
+// caller, and the round goes on.
 func (b *batcher[T]) do(ctx context.Context, item T, alone func(context.Context) error) (sent bool, err error) {
 	select {
 	case b.places <- struct{}{}:

@@ -411,3 +411,44 @@ func TestForkChangesTheWhole(t *testing.T) {
 	runPipeline(t, bare, "split")
 	require.Contains(t, deadOf(t, bare, "split", 1)[0].Dead.Msg, "Whole needs a fork that is joined")
 }
+
+// Parts that together would outgrow an envelope: the one that is too much dies, and the whole follows its policy.
+func TestJoinOfPartsThatOutgrowAnEnvelope(t *testing.T) {
+	t.Parallel()
+	for _, policy := range []mongoq.JoinPolicy{mongoq.FailWhole, mongoq.GoOn} {
+		t.Run(fmt.Sprint(policy), func(t *testing.T) {
+			t.Parallel()
+			db := mongotest.Database(t, mongotest.ReplicaSet)
+			store := openStore(t, db)
+			var j journal
+			stages := joinStages(&j, policy, func(name string, _ *mongoq.Reservation, s string) (mongoq.Route, error) {
+				if name != "c" {
+					s = strings.Repeat(name, 9<<20)
+				}
+				return mongoq.Forward(mongoq.Payload(s)), nil
+			})
+			stages[4].Handler = mongoq.Merge(func(_ context.Context, whole string, parts *mongoq.Joined) (string, error) {
+				return fmt.Sprintf("%s: %d and %d", whole, len(parts.Parts), len(parts.Missing)), nil
+			})
+			p := newPipeline(t, store, stages...)
+			id, err := p.Push(t.Context(), "x")
+			require.NoError(t, err)
+			stop := runPipeline(t, p)
+			if policy == mongoq.GoOn {
+				require.Equal(t, []string{"x: 2 and 1"}, j.awaits(t, "end", 1))
+				stop()
+				require.EqualValues(t, 1, docs(t, db), "the part that was too much")
+			} else {
+				dead := deadOf(t, p, "join", 2)
+				stop()
+				require.True(t, slices.ContainsFunc(dead, func(e *mongoq.Envelope) bool {
+					return e.ID == id && e.Dead.Kind == mongoq.DeadPart && len(e.Joined.Parts) == 2
+				}), "the whole, with the parts that fit")
+				require.Empty(t, j.of("end"))
+			}
+			require.True(t, slices.ContainsFunc(deadOf(t, p, "join", 1+int(mongoq.GoOn-policy)), func(e *mongoq.Envelope) bool {
+				return e.Part != nil && e.Dead.Kind == mongoq.DeadPermanent && strings.Contains(e.Dead.Msg, "too large")
+			}), "the part, with its payload and the reason")
+		})
+	}
+}
