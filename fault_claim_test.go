@@ -56,6 +56,23 @@ func takeAll(t testing.TB, q *mongoq.Queue, n int) []*mongoq.Reservation {
 	return all
 }
 
+// deliveriesOf counts how often the envelopes of a queue were claimed so far.
+func deliveriesOf(t testing.TB, db *mongo.Database, q string) map[bson.ObjectID]int {
+	t.Helper()
+	cur, err := db.Collection("mongoq").Find(t.Context(), bson.D{{Key: "q", Value: q}})
+	require.NoError(t, err)
+	var all []struct {
+		ID         bson.ObjectID `bson:"_id"`
+		Deliveries int           `bson:"deliveries"`
+	}
+	require.NoError(t, cur.All(t.Context(), &all))
+	counts := map[bson.ObjectID]int{}
+	for _, e := range all {
+		counts[e.ID] = e.Deliveries
+	}
+	return counts
+}
+
 // A claim that the server runs long after it was given up takes envelopes for nobody: they are given back.
 func TestAClaimThatRunsLateIsGivenBack(t *testing.T) {
 	t.Parallel()
@@ -86,15 +103,13 @@ func TestAClaimThatRunsLateIsGivenBack(t *testing.T) {
 						require.NoError(t, r.Release(t.Context()))
 					}
 				}
+				before := deliveriesOf(t, db, claim.name)
 				late.Release() // it takes what is there; nobody else wants it
-				want := 2
-				if claim.n > 1 { // they were claimed and released before
-					want = 3
-				}
 				for _, r := range takeAll(t, there, claim.n) {
 					require.Zero(t, r.Retries, claim.name)
 					require.Empty(t, r.Failures, claim.name)
-					require.Equal(t, want, r.Deliveries, "%s: the late claim has taken nothing", claim.name)
+					// Its own claim, this one, and on a machine that stands still one that was given up.
+					require.GreaterOrEqual(t, r.Deliveries, before[r.ID]+2, "%s: the late claim has taken nothing", claim.name)
 					require.NoError(t, r.Commit(t.Context()))
 				}
 			})
