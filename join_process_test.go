@@ -62,7 +62,7 @@ func childJoins(ctx context.Context, t *testing.T, spec childSpec, say func(chil
 // with all its parts, and nothing else is left.
 func TestForkAndJoinThoughWorkersAreKilled(t *testing.T) {
 	t.Parallel()
-	const n, lease = 1000, 2 * time.Second
+	const n, lease = 1000, 5 * time.Second
 	db := mongotest.Database(t, mongotest.ReplicaSet)
 	p := joinsPipeline(t, db, lease)
 	spec := childSpec{Role: "joins", Lease: lease}
@@ -92,7 +92,7 @@ func TestForkAndJoinThoughWorkersAreKilled(t *testing.T) {
 	killing.Wait()
 	done := processed()
 	last := spawn(t, db, spec)
-	require.Eventually(t, func() bool { return docs(t, db) == n && processed() == n }, 4*late, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return docs(t, db) == n && processed() == n }, 12*late, 50*time.Millisecond)
 	last.ends(t)
 	t.Logf("%d processes were killed, with %d of %d done", kills.Load(), done, n)
 
