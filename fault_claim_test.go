@@ -325,13 +325,15 @@ func TestSignalsThatAreRefused(t *testing.T) {
 			heal := mongotest.Fail(t, db, mode, refusal)
 			log := &warnings{}
 			store := openStore(t, db, mongoq.Config{Logger: slog.New(log)})
-			q := newQueue(t, store, "q", mongoq.QueueConfig{PollInterval: 100 * time.Millisecond, Lease: time.Second})
+			q := newQueue(t, store, "q", mongoq.QueueConfig{PollInterval: 100 * time.Millisecond})
 			there := newQueue(t, other, "q")
 			for i := range 3 {
 				w := beginReserve(t, q)
 				awaitSleep(t, store, "q", 1)
 				push(t, there, i)
-				require.Equal(t, i, payloadOf[int](t, &w.result(t).Envelope))
+				r := w.result(t)
+				require.Equal(t, i, payloadOf[int](t, &r.Envelope))
+				require.NoError(t, r.Commit(t.Context()))
 			}
 			require.NotZero(t, heal(), command)
 			if command != "getMore" { // which says nothing as long as signals come in between
