@@ -19,6 +19,8 @@ const (
 	pushBatchBytes = 32 << 20
 	// pushFlights is how many rounds of single pushes are under way at once.
 	pushFlights = 2
+	// parcelSize is what an envelope has at the most beside its queue's name, its headers and its payload, in bytes.
+	parcelSize = 192
 )
 
 // Item is a payload with options of its own, for PushMany.
@@ -207,34 +209,37 @@ func (q *Queue) parcel(payload any, opts []PushOption, clock stamp) (*parcel, er
 	}
 	when := clock.at(begin)
 	p.wait = max(when.Sub(clock.lo), 0)
-	doc := bson.D{
-		field("_id", p.id), field("q", q.name), field("when", when), field("prio", set.prio), field("pushed", clock.lo),
+	size := len(value.Value) + headersSize(set.headers)
+	if size > MaxEnvelopeSize {
+		return nil, tooLargeError(size)
 	}
+	doc := newDocument(size+len(q.name)+parcelSize).
+		objectID("_id", p.id).text("q", q.name).date("when", when).number("prio", int32(set.prio)).date("pushed", clock.lo) //nolint:gosec // 1 to 4
 	ttl := q.cfg.TTL
 	if set.ttl != nil {
 		ttl = *set.ttl
 	}
 	if ttl > 0 {
 		deadline := clock.hi.Add(ttl)
-		doc = append(doc, field("deadline", deadline))
+		doc = doc.date("deadline", deadline)
 		if q.cfg.OnExpire == Discard {
-			doc = append(doc, field("expireAt", deadline))
+			doc = doc.date("expireAt", deadline)
 		}
 	}
 	if len(set.headers) > 0 {
-		doc = append(doc, field("headers", set.headers))
+		headers, err := encode("the headers", set.headers)
+		if err != nil {
+			return nil, err
+		}
+		doc = doc.value("headers", headers)
 	}
 	if p.named {
 		p.digest = digest(q.name, set.prio, set.headers, value)
-		doc = append(doc, field("digest", p.digest))
+		doc = doc.binary("digest", p.digest)
 	}
-	doc = append(doc, field("payload", value))
-	if size := len(value.Value) + headersSize(set.headers); size > MaxEnvelopeSize {
-		return nil, tooLargeError(size)
-	}
-	p.doc, err = bson.Marshal(doc)
-	if err != nil {
-		return nil, invalid("the payload must be encodable as BSON: %v", err)
+	p.doc = doc.value("payload", value).end()
+	if err := p.doc.Validate(); err != nil { // a bson.Raw is taken as it is
+		return nil, invalid("the payload must be valid BSON: %v", err)
 	}
 	if len(p.doc) > MaxEnvelopeSize {
 		return nil, tooLargeError(len(p.doc))

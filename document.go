@@ -1,0 +1,55 @@
+package mongoq
+
+import (
+	"encoding/binary"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+// document is a BSON document in the making. A pusher makes one for each envelope, of few types: written by hand, that
+// takes a fifth of the time that it takes from a bson.D.
+type document []byte
+
+func newDocument(size int) document { return make(document, 4, size) }
+
+func (d document) element(t bson.Type, name string) document {
+	d = append(d, byte(t))
+	d = append(d, name...)
+	return append(d, 0)
+}
+
+func (d document) objectID(name string, id bson.ObjectID) document {
+	return append(d.element(bson.TypeObjectID, name), id[:]...)
+}
+
+func (d document) text(name, s string) document {
+	d = binary.LittleEndian.AppendUint32(d.element(bson.TypeString, name), uint32(len(s)+1)) //nolint:gosec // below 16 MiB
+	d = append(d, s...)
+	return append(d, 0)
+}
+
+func (d document) date(name string, t time.Time) document {
+	return binary.LittleEndian.AppendUint64(d.element(bson.TypeDateTime, name), uint64(t.UnixMilli())) //nolint:gosec // as BSON has it
+}
+
+func (d document) number(name string, n int32) document {
+	return binary.LittleEndian.AppendUint32(d.element(bson.TypeInt32, name), uint32(n)) //nolint:gosec // as BSON has it
+}
+
+func (d document) binary(name string, b []byte) document {
+	d = binary.LittleEndian.AppendUint32(d.element(bson.TypeBinary, name), uint32(len(b))) //nolint:gosec // below 16 MiB
+	d = append(d, bson.TypeBinaryGeneric)
+	return append(d, b...)
+}
+
+func (d document) value(name string, v bson.RawValue) document {
+	return append(d.element(v.Type, name), v.Value...)
+}
+
+// end gives the document.
+func (d document) end() bson.Raw {
+	d = append(d, 0)
+	binary.LittleEndian.PutUint32(d, uint32(len(d))) //nolint:gosec // below 16 MiB
+	return bson.Raw(d)
+}
