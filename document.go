@@ -24,21 +24,21 @@ func (d document) objectID(name string, id bson.ObjectID) document {
 }
 
 func (d document) text(name, s string) document {
-	d = binary.LittleEndian.AppendUint32(d.element(bson.TypeString, name), uint32(len(s)+1)) //nolint:gosec // below 16 MiB
+	d = binary.LittleEndian.AppendUint32(d.element(bson.TypeString, name), uint32(len(s)+1))
 	d = append(d, s...)
 	return append(d, 0)
 }
 
 func (d document) date(name string, t time.Time) document {
-	return binary.LittleEndian.AppendUint64(d.element(bson.TypeDateTime, name), uint64(t.UnixMilli())) //nolint:gosec // as BSON has it
+	return binary.LittleEndian.AppendUint64(d.element(bson.TypeDateTime, name), uint64(t.UnixMilli()))
 }
 
 func (d document) number(name string, n int32) document {
-	return binary.LittleEndian.AppendUint32(d.element(bson.TypeInt32, name), uint32(n)) //nolint:gosec // as BSON has it
+	return binary.LittleEndian.AppendUint32(d.element(bson.TypeInt32, name), uint32(n))
 }
 
 func (d document) binary(name string, b []byte) document {
-	d = binary.LittleEndian.AppendUint32(d.element(bson.TypeBinary, name), uint32(len(b))) //nolint:gosec // below 16 MiB
+	d = binary.LittleEndian.AppendUint32(d.element(bson.TypeBinary, name), uint32(len(b)))
 	d = append(d, bson.TypeBinaryGeneric)
 	return append(d, b...)
 }
@@ -50,6 +50,6 @@ func (d document) value(name string, v bson.RawValue) document {
 // end gives the document.
 func (d document) end() bson.Raw {
 	d = append(d, 0)
-	binary.LittleEndian.PutUint32(d, uint32(len(d))) //nolint:gosec // below 16 MiB
+	binary.LittleEndian.PutUint32(d, uint32(len(d)))
 	return bson.Raw(d)
 }

@@ -214,7 +214,7 @@ func (q *Queue) parcel(payload any, opts []PushOption, clock stamp) (*parcel, er
 		return nil, tooLargeError(size)
 	}
 	doc := newDocument(size+len(q.name)+parcelSize).
-		objectID("_id", p.id).text("q", q.name).date("when", when).number("prio", int32(set.prio)).date("pushed", clock.lo) //nolint:gosec // 1 to 4
+		objectID("_id", p.id).text("q", q.name).date("when", when).number("prio", int32(set.prio)).date("pushed", clock.lo)
 	ttl := q.cfg.TTL
 	if set.ttl != nil {
 		ttl = *set.ttl
