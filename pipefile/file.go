@@ -1,8 +1,10 @@
 package pipefile
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"slices"
@@ -54,13 +56,21 @@ func Load(path string) (*File, error) {
 func Parse(data []byte) (*File, error) { return parse("", data) }
 
 func parse(path string, data []byte) (*File, error) {
-	var doc yaml.Node
-	if err := yaml.Unmarshal(data, &doc); err != nil {
+	var doc, more yaml.Node
+	f := &File{path: path}
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	err := dec.Decode(&doc)
+	if errors.Is(err, io.EOF) || err == nil && len(doc.Content) == 0 {
+		return nil, f.wrong(1, "a file must hold a pipeline, this one is empty")
+	}
+	if err != nil {
 		return nil, &Error{Path: path, Line: lineOf(err), Err: err}
 	}
-	f := &File{path: path}
-	if len(doc.Content) == 0 {
-		return nil, f.wrong(1, "a file must hold a pipeline, this one is empty")
+	switch err := dec.Decode(&more); {
+	case err == nil:
+		return nil, f.wrong(max(more.Line, 1), "a file must hold one pipeline, here begins another document")
+	case !errors.Is(err, io.EOF):
+		return nil, &Error{Path: path, Line: lineOf(err), Err: err}
 	}
 	return f, f.read(doc.Content[0])
 }

@@ -104,6 +104,11 @@ func TestMistakesHaveLines(t *testing.T) {
 	}{
 		{"", "this one is empty", 1},
 		{"- a", "a pipeline must be a mapping", 1},
+		{"pipeline: p\nstages:\n  - name: a\n---\npipeline: q\n", "here begins another document", 4},
+		{"pipeline: p\nstages:\n  - name: a\n    queue: {retention: -1ns}\n", "retention must not be negative, got -1ns", 4},
+		{"pipeline: p\nstages:\n  - name: a\n    queue: {retry: {factor: .NaN}}\n", `factor must be a finite number, got ".NaN"`, 4},
+		{"pipeline: p\nstages:\n  - name: a\n    queue: {retry: {factor: NaN}}\n", `factor must be a finite number, got "NaN"`, 4},
+		{"pipeline: p\nstages:\n  - name: a\n    queue: {retry: {jitter: +Inf}}\n", `jitter must be a finite number, got "+Inf"`, 4},
 		{"pipeline: p", "a pipeline needs stages", 1},
 		{"stages: []\n", "must name its pipeline", 1},
 		{"pipeline: p\nstages: []\n", "at least one stage", 1},

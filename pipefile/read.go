@@ -2,6 +2,7 @@ package pipefile
 
 import (
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -231,8 +232,8 @@ func (f *File) number(what string, to *int) func(*yaml.Node) error {
 
 func (f *File) decimal(what string, to *float64) func(*yaml.Node) error {
 	return func(n *yaml.Node) (err error) {
-		if *to, err = strconv.ParseFloat(resolved(n).Value, 64); err != nil {
-			return f.wrong(n.Line, "%s must be a number, got %q", what, resolved(n).Value)
+		if *to, err = strconv.ParseFloat(resolved(n).Value, 64); err != nil || math.IsNaN(*to) || math.IsInf(*to, 0) {
+			return f.wrong(n.Line, "%s must be a finite number, got %q", what, resolved(n).Value)
 		}
 		return nil
 	}
@@ -242,6 +243,9 @@ func (f *File) duration(what string, to *time.Duration) func(*yaml.Node) error {
 	return func(n *yaml.Node) (err error) {
 		if *to, err = time.ParseDuration(resolved(n).Value); err != nil {
 			return f.wrong(n.Line, "%s must be a duration such as 30s or 1h30m, got %q", what, resolved(n).Value)
+		}
+		if *to < 0 {
+			return f.wrong(n.Line, "%s must not be negative, got %v", what, *to)
 		}
 		return nil
 	}
