@@ -114,7 +114,7 @@ func (p *Pipeline) Mermaid(stats ...PipelineStats) string {
 
 // mermaidText is a name as Mermaid shows it: what it would read as markup goes as an entity.
 func mermaidText(name string) string {
-	return strings.NewReplacer("&", "&amp;", `"`, "&quot;", "<", "&lt;", ">", "&gt;", "#", "&#35;", "\n", " ", "`", "&#96;").Replace(name)
+	return strings.NewReplacer("&", "&amp;", `"`, "&quot;", "<", "&lt;", ">", "&gt;", "#", "#35;", "\n", " ", "`", "#96;").Replace(name)
 }
 
 // DOT draws the pipeline in the language of Graphviz (https://graphviz.org). With Stats, stages and links bear their
