@@ -60,8 +60,8 @@ func (m *sameMove) of(r *Reservation) bson.A {
 
 // finishing is a commit with a result, which may be why the envelope was dropped.
 type finishing struct {
-	result  *bson.RawValue
-	dropped bool
+	result *bson.RawValue
+	how    ending
 }
 
 func (*finishing) leads() []string { return nil }
@@ -79,7 +79,7 @@ func (c *forking) leads() []string {
 
 func (c *finishing) settle(ctx context.Context, r *Reservation) (EventKind, error) {
 	kind := EventCommitted
-	if c.dropped {
+	if c.how.Verb == endedDropped {
 		kind = EventDropped
 	}
 	if err := r.mu.lock(ctx); err != nil {
@@ -88,7 +88,7 @@ func (c *finishing) settle(ctx context.Context, r *Reservation) (EventKind, erro
 	defer r.mu.unlock()
 	err := r.commitLocked(ctx, c.result)
 	if err == nil {
-		r.s.tellJoin(r.Part)
+		r.s.tellEnd(ctx, r, c.how)
 	}
 	return kind, err
 }

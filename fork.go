@@ -45,20 +45,23 @@ type forked struct {
 }
 
 func (c *forking) settle(ctx context.Context, r *Reservation) (EventKind, error) {
+	clock, err := r.s.stamp(ctx)
+	if err != nil {
+		return EventForked, err
+	}
+	v, waits, err := c.write(r, clock)
+	if errors.Is(err, ErrPayloadTooLarge) { // a copy says that it is one
+		return EventDeadLettered, r.give(ctx, DeadPermanent, "a copy of the fork would be too large: "+err.Error())
+	}
+	if err != nil {
+		return EventForked, err
+	}
 	if err := r.mu.lock(ctx); err != nil {
 		return EventForked, err
 	}
 	defer r.mu.unlock()
 	if r.settled {
 		return EventForked, ErrLeaseLost
-	}
-	clock, err := r.s.stamp(ctx)
-	if err != nil {
-		return EventForked, err
-	}
-	v, waits, err := c.write(r, clock)
-	if err != nil {
-		return EventForked, err
 	}
 	v.tried = r.tried[verbFork]
 	sent, err := r.s.forks.do(ctx, v, v.alone)

@@ -62,11 +62,14 @@ func (p *Pipeline) check() error {
 }
 
 func (p *Pipeline) checkStage(st *stage) error {
+	dead := deadLetterOf(p.queueOf(st.Name), st.Queue)
 	switch {
 	case st.Handler == nil:
 		return p.wrong(st, "Handler", "a stage needs a handler, got nil")
 	case st.Queue.DeadLetter == NoDeadLetter:
 		return p.wrong(st, "Queue", "a stage's queue needs a dead-letter queue, got NoDeadLetter")
+	case p.stageOf(dead) != dead:
+		return p.wrong(st, "Queue", "dead letters must not go to the queue of a stage, those of this one would go to %q", dead)
 	case len(st.Worker.Also) > 0:
 		return p.wrong(st, "Worker", "a stage's worker serves its queue only, got Also")
 	case len(st.Fork) > 0 && !p.s.transactions:
@@ -252,8 +255,8 @@ func (p *Pipeline) checkJoin(st *stage) error {
 	return nil
 }
 
-// checkParts sees that the parts of a fork stay between it and its join: they neither go back before it, nor fork
-// without a join of their own.
+// checkParts sees that the parts of a fork stay between it and its join, and nothing else comes there: they neither go
+// back before it, nor fork without a join of their own, nor does anything go back to between them from outside.
 func (p *Pipeline) checkParts(fork *stage) error {
 	if fork.join == "" {
 		return nil
@@ -272,6 +275,11 @@ func (p *Pipeline) checkParts(fork *stage) error {
 	})
 	for _, st := range p.stages {
 		if !inside[st.Name] || st == join {
+			for _, b := range st.Back {
+				if inside[b.To] {
+					return p.wrong(st, "Back", "only a part of the fork %q may go back to %q", fork.Name, b.To)
+				}
+			}
 			continue
 		}
 		for _, b := range st.Back {

@@ -37,6 +37,19 @@ func TestPipelineIsCheckedWhenItIsBuilt(t *testing.T) {
 		{"", "Name", "must not be empty", []*mongoq.Stage{stage("a"), stage("")}},
 		{"a", "Name", "no two stages may have the same name", []*mongoq.Stage{stage("a", next("b")), stage("b"), stage("a")}},
 		{"b", "Handler", "needs a handler, got nil", []*mongoq.Stage{stage("a", next("b")), {Name: "b"}}},
+		{"b", "Handler", "needs a handler, got nil", []*mongoq.Stage{
+			stage("a", next("b")), {Name: "b", Handler: mongoq.Transform[int, int](nil)},
+		}},
+		{"a", "Queue", `would go to "p.b"`, []*mongoq.Stage{
+			{Name: "a", Next: "b", Handler: forward, Queue: mongoq.QueueConfig{DeadLetter: "p.b"}}, stage("b"),
+		}},
+		{"a", "Queue", `would go to "p.a.dead"`, []*mongoq.Stage{stage("a", next("a.dead")), stage("a.dead")}},
+		{"j", "Back", `only a part of the fork "f" may go back to "a"`, []*mongoq.Stage{
+			stage("f", fork("a", "b")), stage("a", next("j")), stage("b", next("j")), stage("j", join("f"), back("a", 2)),
+		}},
+		{"e", "Back", `only a part of the fork "f" may go back to "j"`, []*mongoq.Stage{
+			stage("f", fork("a", "b")), stage("a", next("j")), stage("b", next("j")), stage("j", join("f"), next("e")), stage("e", back("j", 2)),
+		}},
 		{"a", "Next", `there is no "x"`, []*mongoq.Stage{stage("a", next("x"))}},
 		{"a", "Choice", `there is no "x"`, []*mongoq.Stage{stage("a", choice("b", "x")), stage("b")}},
 		{"a", "Fork", `there is no "x"`, []*mongoq.Stage{stage("a", fork("b", "x")), stage("b")}},

@@ -19,7 +19,7 @@ const (
 	lookLimit   = 200
 	lookFlights = 2
 	lookFirst   = 10 * time.Second
-	lookLast    = time.Minute
+	lookLast    = 10 * time.Minute
 	// lookSoon is after how long one that has all its parts looks whether whoever put in the last has closed it.
 	lookSoon = time.Second
 )
@@ -93,8 +93,21 @@ type whole struct{ id, fork bson.ObjectID }
 
 func wholeOf(p *Part) whole { return whole{p.Of, p.fork} }
 
-// joinRound gathers many parts. All of it may be done again, and is when it fails.
+// joinRound gathers many parts, in rounds that are not too large.
 func (s *Store) joinRound(calls []*call[*Reservation]) {
+	for len(calls) > 0 {
+		n, bytes := 0, 0
+		for n < len(calls) && (n == 0 || bytes+calls[n].item.size <= forkBytes) {
+			bytes += calls[n].item.size
+			n++
+		}
+		s.joinSome(calls[:n])
+		calls = calls[n:]
+	}
+}
+
+// joinSome gathers parts. All of it may be done again, and is when it fails.
+func (s *Store) joinSome(calls []*call[*Reservation]) {
 	ctx, cancel := context.WithTimeout(context.Background(), attempts*attemptTimeout)
 	defer cancel()
 	var err error
@@ -121,13 +134,9 @@ func (s *Store) gather(ctx context.Context, calls []*call[*Reservation]) ([]erro
 	for _, c := range calls {
 		r := c.item
 		where[wholeOf(r.Part)] = r.Q
-		filter := gatherFilter(r.Part, r.ID)
-		var update bson.A
+		filter, update := gatherWrite(r)
 		if end := r.Part.end; end != nil {
-			filter = append(filter, field("join.ended.id", op("$ne", r.ID)))
-			update = endedUpdate(&MissingPart{ID: r.ID, Branch: r.Part.Branch, Ended: true, Msg: end.Verb + ": " + end.Msg, told: true})
-		} else {
-			update = gatherUpdate(&r.Envelope)
+			filter, update = endedWrite(r.Part, r.ID, *end)
 		}
 		models = append(models, mongo.NewUpdateOneModel().SetFilter(filter).SetUpdate(update))
 	}
@@ -149,8 +158,12 @@ func (s *Store) gather(ctx context.Context, calls []*call[*Reservation]) ([]erro
 		return nil, err
 	}
 	for i, c := range calls {
-		if j := known[wholeOf(c.item.Part)]; answers[i] == nil && (j == nil || !j.has(c.item.ID)) {
+		switch j := known[wholeOf(c.item.Part)]; {
+		case answers[i] != nil || j != nil && j.has(c.item.ID):
+		case j == nil || j.Closed:
 			answers[i] = errTooLate
+		default: // it is open: the part was too much
+			answers[i] = tooLargeError(j.total + c.item.size)
 		}
 	}
 	return answers, nil
@@ -190,20 +203,25 @@ func (s *Store) closeJoins(ctx context.Context, where map[whole]string) (map[who
 	if len(complete) == 0 {
 		return known, nil
 	}
+	return known, s.closeWholes(ctx, complete, where)
+}
+
+// closeWholes closes those that are complete, and brings those back to life that have died of a part.
+func (s *Store) closeWholes(ctx context.Context, complete []whole, where map[whole]string) error {
 	var models []mongo.WriteModel
 	for _, w := range complete {
 		models = append(models,
-			mongo.NewUpdateOneModel().SetFilter(closeFilter(w.id, w.fork, false)).SetUpdate(closeUpdate()),
-			mongo.NewUpdateOneModel().SetFilter(closeFilter(w.id, w.fork, true)).SetUpdate(reviveUpdate(bson.NewObjectID())))
+			mongo.NewUpdateOneModel().SetFilter(closeFilter(w)).SetUpdate(closeUpdate()),
+			mongo.NewUpdateOneModel().SetFilter(reviveFilter(w)).SetUpdate(redriveUpdate(bson.NewObjectID())))
 	}
 	began := time.Now()
 	if _, err := s.bulk(ctx, models, func(res *mongo.BulkWriteResult) int64 { return res.MatchedCount }); err != nil {
-		return nil, err
+		return err
 	}
 	for _, w := range complete {
 		s.ring(where[w], -time.Since(began))
 	}
-	return known, nil
+	return nil
 }
 
 // joinsOf reads which parts wholes have; one that is gone, or has been forked anew, is not among them.
@@ -228,11 +246,29 @@ func (s *Store) joinsOf(ctx context.Context, ws []whole) (map[whole]*Joined, err
 // gathered is what a whole knows of its parts, without their content.
 var gathered = bson.D{
 	field("join.fork", 1), field("join.at", 1), field("join.n", 1), field("join.closed", 1), field("join.ended", 1),
-	field("join.got.id", 1), field("join.got.i", 1),
+	field("join.got.id", 1), field("join.got.i", 1), field("join.total", op("$bsonSize", "$$ROOT")),
 }
 
-// tellJoin has the whole of a part that died, or was ended, looked at: now, not at its next look. That it may fail costs
-// the time until then.
+// tellEnd tells the whole of a part that was ended, and is in the history, that it will not come. Should that fail, the
+// whole finds it by itself, for as long as the history keeps it.
+func (s *Store) tellEnd(ctx context.Context, r *Reservation, end ending) {
+	if r.Part == nil || r.Part.join == "" {
+		return
+	}
+	ctx, cancel := detached(ctx, attemptTimeout)
+	defer cancel()
+	filter, update := endedWrite(r.Part, r.ID, end)
+	_, err := s.envs.UpdateOne(ctx, filter, update)
+	if err == nil {
+		_, err = s.closeJoins(ctx, map[whole]string{wholeOf(r.Part): r.Part.join})
+	}
+	if err != nil {
+		s.log.Debug("mongoq: a join could not be told of a part that ended; it looks by itself", "queue", r.Part.join, "error", err)
+	}
+}
+
+// tellJoin has the whole of a part that died looked at: now, not at its next look. That it may fail costs the time until
+// then.
 func (s *Store) tellJoin(p *Part) {
 	if p == nil || p.join == "" || !s.begin() {
 		return
@@ -245,7 +281,7 @@ func (s *Store) tellJoin(p *Part) {
 		res, err := s.envs.UpdateOne(ctx, tellFilter(p), set(field("when", now)))
 		switch {
 		case err != nil:
-			s.log.Debug("mongoq: a join could not be told of a part that ended; it looks by itself", "queue", p.join, "error", err)
+			s.log.Debug("mongoq: a join could not be told of a part that died; it looks by itself", "queue", p.join, "error", err)
 		case res.MatchedCount > 0:
 			s.ring(p.join, -time.Since(began))
 		}

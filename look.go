@@ -29,7 +29,15 @@ func (l looking) settle(ctx context.Context, r *Reservation) (EventKind, error) 
 		return EventHeld, err
 	}
 	if v.fatal != nil && l.policy == FailWhole {
-		return EventDeadLettered, r.give(ctx, DeadPart, v.fatal.reason())
+		if err := r.give(ctx, DeadPart, v.fatal.reason()); err != nil {
+			return EventDeadLettered, err
+		}
+		// Its last part may have come in this moment.
+		w := whole{r.ID, r.Joined.fork}
+		if err := r.s.closeWholes(ctx, []whole{w}, map[whole]string{w: r.Q}); err != nil {
+			r.s.log.Warn("mongoq: a join that has failed could not be looked at again; should all its parts be there, redrive it", "queue", r.Q, "id", r.ID.Hex(), "error", err)
+		}
+		return EventDeadLettered, nil
 	}
 	marks := bson.A{}
 	for _, m := range v.missing {

@@ -14,9 +14,11 @@ import (
 // <Collection>.forks while it runs, by its session, and whoever runs a stage that forks ends those that last too long.
 
 const (
-	// forkLasts is how long a transaction of forks may take before anybody may end it: it takes milliseconds. The driver
-	// then begins it again.
+	// forkLasts is for how long a note holds: a transaction of forks takes milliseconds. Who lives renews it each forkRenew;
+	// when it does not hold any more anybody may end the transaction. If its process was only held up, the driver then
+	// begins it again.
 	forkLasts = 5 * time.Second
+	forkRenew = time.Second
 	// tendEvery is how often one looks for those that lasted too long.
 	tendEvery = 2 * time.Second
 )
@@ -29,10 +31,37 @@ func (s *Store) noteFork(ctx context.Context, session *mongo.Session) (done func
 	if err != nil {
 		s.log.Debug("mongoq: a transaction could not be noted", "error", err)
 	}
+	over := make(chan struct{})
+	renewing := make(chan struct{})
+	go func() {
+		defer close(renewing)
+		s.renewFork(ctx, id, over)
+	}()
 	return func() {
+		close(over)
+		<-renewing
 		ctx, cancel := detached(ctx, claimTimeout)
 		defer cancel()
 		_, _ = s.forking.DeleteOne(ctx, bson.D{field("_id", id)}) // else somebody ends a session that does nothing
+	}
+}
+
+// renewFork renews a note until the transaction is over.
+func (s *Store) renewFork(ctx context.Context, id bson.Raw, over <-chan struct{}) {
+	t := time.NewTicker(forkRenew)
+	defer t.Stop()
+	for {
+		select {
+		case <-over:
+			return
+		case <-t.C:
+		}
+		renewal, cancel := detached(ctx, forkRenew)
+		_, err := s.forking.UpdateOne(renewal, bson.D{field("_id", id)}, set(field("until", later(forkLasts))))
+		cancel()
+		if err != nil {
+			s.log.Debug("mongoq: the note of a transaction could not be renewed", "error", err)
+		}
 	}
 }
 

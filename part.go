@@ -23,9 +23,15 @@ type Part struct {
 
 // ending is what a part that a stage ended tells its join.
 type ending struct {
-	Verb string `bson:"verb"` // done or dropped
+	Verb string `bson:"verb"`
 	Msg  string `bson:"msg"`
 }
+
+// The verbs of an ending.
+const (
+	endedDone    = "done"
+	endedDropped = "dropped"
+)
 
 // Joined is what a join knows of the parts of an envelope.
 type Joined struct {
@@ -38,6 +44,8 @@ type Joined struct {
 	at       string   // the join's queue
 	branches []string // by index
 	looks    int      // how often the missing parts were looked for
+	size     int      // as stored, in bytes
+	total    int      // of the whole, where that was asked for
 }
 
 // JoinedPart is a part as it arrived.
@@ -160,6 +168,7 @@ func readJoined(doc bson.Raw) (*Joined, bool) {
 		At       string
 		N        int
 		Looks    int
+		Total    int
 		Branches []string
 		Closed   time.Time
 		Got      []bson.Raw
@@ -175,7 +184,7 @@ func readJoined(doc bson.Raw) (*Joined, bool) {
 	if bson.Unmarshal(doc, &d) != nil {
 		return nil, false
 	}
-	j := &Joined{Count: d.N, Closed: !d.Closed.IsZero(), fork: d.Fork, at: d.At, branches: d.Branches, looks: d.Looks}
+	j := &Joined{Count: d.N, Closed: !d.Closed.IsZero(), fork: d.Fork, at: d.At, branches: d.Branches, looks: d.Looks, size: len(doc), total: d.Total}
 	byIndex := make([]*JoinedPart, d.N)
 	for _, raw := range d.Got {
 		p, ok := readJoinedPart(raw)

@@ -114,9 +114,7 @@ func (s *Store) Queue(name string, cfg QueueConfig) (*Queue, error) {
 	if cfg.Retry == nil {
 		cfg.Retry = DefaultRetry
 	}
-	if cfg.DeadLetter == "" {
-		cfg.DeadLetter = defaultDeadLetter(name)
-	}
+	cfg.DeadLetter = deadLetterOf(name, cfg)
 	if err := cfg.check(name); err != nil {
 		return nil, err
 	}
@@ -127,6 +125,13 @@ func (s *Store) Queue(name string, cfg QueueConfig) (*Queue, error) {
 }
 
 func defaultDeadLetter(name string) string { return name + ".dead" }
+
+func deadLetterOf(name string, cfg QueueConfig) string {
+	if cfg.DeadLetter == "" {
+		return defaultDeadLetter(name)
+	}
+	return cfg.DeadLetter
+}
 
 func (cfg *QueueConfig) check(name string) error {
 	if err := checkLease("Lease", cfg.Lease); err != nil {

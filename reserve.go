@@ -161,7 +161,7 @@ func (r *Reservation) Rollback(ctx context.Context, cause error, opts ...Rollbac
 			return err
 		}
 	}
-	if err := r.fits(set.patch); err != nil {
+	if err := r.fits(set.patch, r.size); err != nil {
 		return err
 	}
 	v := r.q.judge(r.Retries+1, cause, r.Dead != nil)
@@ -202,7 +202,7 @@ func (r *Reservation) MoveToQ(ctx context.Context, to string, opts ...MoveOption
 	if err != nil {
 		return err
 	}
-	if err := r.fits(set.patch); err != nil {
+	if err := r.fits(set.patch, r.moved()); err != nil {
 		return err
 	}
 	return r.settle(ctx, verbMove, r.moving(to, set), to, set.start.wait(r.s.clock))
@@ -393,19 +393,27 @@ func (g gate) tryLock() bool {
 
 func (g gate) unlock() { <-g }
 
-// fits refuses a patch that would make the envelope too large.
-func (r *Reservation) fits(p patch) error {
-	size := r.size
+// fits refuses a patch that would make the envelope too large, which has so many bytes without it.
+func (r *Reservation) fits(p patch, had int) error {
+	size := had
 	if p.payload != nil {
 		size += len(p.payload.Value) - len(r.Payload.Value)
 	}
 	if p.set {
 		size += headersSize(p.result(r.Headers)) - headersSize(r.Headers)
 	}
-	if size > r.size && size > MaxEnvelopeSize {
+	if size > had && size > MaxEnvelopeSize {
 		return tooLargeError(size)
 	}
 	return nil
+}
+
+// moved is the envelope's size when a move has dropped what its join gathered.
+func (r *Reservation) moved() int {
+	if r.Joined == nil {
+		return r.size
+	}
+	return r.size - r.Joined.size
 }
 
 // result is what a patch makes of the headers.

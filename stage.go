@@ -60,6 +60,9 @@ type StageHandler func(ctx context.Context, r *Reservation) (Route, error)
 // Transform makes a stage's handler of a function of the payload: what it returns is the new payload, and the envelope
 // goes Forward; at a sink it is the Result. A payload that cannot be decoded into an In is dead-lettered at once.
 func Transform[In, Out any](f func(context.Context, In) (Out, error)) StageHandler {
+	if f == nil {
+		return nil // which NewPipeline refuses
+	}
 	return Step(func(ctx context.Context, _ *Reservation, in In) (Route, error) {
 		out, err := f(ctx, in)
 		return Forward(Payload(out)), err
@@ -68,6 +71,9 @@ func Transform[In, Out any](f func(context.Context, In) (Out, error)) StageHandl
 
 // Step makes a stage's handler of a function that sees the envelope and its payload, and says where it goes.
 func Step[In any](f func(context.Context, *Reservation, In) (Route, error)) StageHandler {
+	if f == nil {
+		return nil
+	}
 	return func(ctx context.Context, r *Reservation) (Route, error) {
 		var in In
 		if err := r.Decode(&in); err != nil {
@@ -79,6 +85,9 @@ func Step[In any](f func(context.Context, *Reservation, In) (Route, error)) Stag
 
 // Sink makes a handler of a function with which an envelope's way ends.
 func Sink[In any](f func(context.Context, In) error) StageHandler {
+	if f == nil {
+		return nil
+	}
 	return Step(func(ctx context.Context, _ *Reservation, in In) (Route, error) {
 		return Done(), f(ctx, in)
 	})
@@ -87,6 +96,9 @@ func Sink[In any](f func(context.Context, In) error) StageHandler {
 // Merge makes the handler of a Join of a function that makes one payload of the parts; whole is the envelope that was
 // forked, with its payload as it was.
 func Merge[Whole, Out any](f func(ctx context.Context, whole Whole, parts *Joined) (Out, error)) StageHandler {
+	if f == nil {
+		return nil
+	}
 	return Step(func(ctx context.Context, r *Reservation, whole Whole) (Route, error) {
 		parts := r.Joined
 		if parts == nil {
@@ -147,7 +159,7 @@ func (st *stage) course(r *Reservation, route Route) (course, error) {
 	if err != nil {
 		return nil, err
 	}
-	return st.end(r, ending{Verb: "done"}, set.patch.payload)
+	return st.end(r, ending{Verb: endedDone}, set.patch.payload)
 }
 
 func (st *stage) goTo(r *Reservation, route Route) (course, error) {
@@ -183,7 +195,7 @@ func (st *stage) moveSettings(r *Reservation, opts []MoveOption) (moveSettings, 
 		return set, err
 	}
 	set.patch = traced(r.Headers, set.patch)
-	return set, r.fits(set.patch)
+	return set, r.fits(set.patch, r.moved())
 }
 
 func (st *stage) move(r *Reservation, to string, opts []MoveOption, more bson.D) (course, error) {
@@ -196,7 +208,14 @@ func (st *stage) move(r *Reservation, to string, opts []MoveOption, more bson.D)
 		for i := range j.Parts {
 			ways[i] = j.Parts[i].way()
 		}
-		more = append(more, field("ways", literal(ways)))
+		kept, err := encode("the ways of the parts", ways)
+		if err != nil {
+			return nil, err
+		}
+		if err := r.fits(set.patch, r.moved()+len(kept.Value)); err != nil {
+			return nil, err
+		}
+		more = append(more, field("ways", literal(kept)))
 	}
 	set.more = more
 	link := st.links[to]
@@ -232,7 +251,10 @@ func (st *stage) fork(r *Reservation, route Route) (course, error) {
 	if c.whole, err = moveSettingsOf(route.whole); err != nil {
 		return nil, err
 	}
-	if err := r.fits(c.whole.patch); err != nil {
+	if w := c.whole; w.prio != 0 || w.start != (start{}) || w.ttl != nil {
+		return nil, invalid("Whole changes the payload and the headers of what waits, got another option")
+	}
+	if err := r.fits(c.whole.patch, r.moved()); err != nil {
 		return nil, err
 	}
 	for name := range own {
@@ -248,7 +270,7 @@ func (st *stage) finish(r *Reservation, route Route) (course, error) {
 			return nil, err
 		}
 	}
-	return st.end(r, ending{Verb: "done"}, set.result)
+	return st.end(r, ending{Verb: endedDone}, set.result)
 }
 
 func (st *stage) drop(r *Reservation, reason string) (course, error) {
@@ -256,7 +278,7 @@ func (st *stage) drop(r *Reservation, reason string) (course, error) {
 	if err != nil {
 		return nil, err
 	}
-	return st.end(r, ending{Verb: "dropped", Msg: reason}, &v)
+	return st.end(r, ending{Verb: endedDropped, Msg: reason}, &v)
 }
 
 // end is the course of an envelope whose way ends here. A part that a join waits for tells it so: by its place in the
@@ -275,5 +297,5 @@ func (st *stage) end(r *Reservation, how ending, result *bson.RawValue) (course,
 	if result != nil && r.size+len(result.Value) > MaxEnvelopeSize {
 		return nil, tooLargeError(r.size + len(result.Value))
 	}
-	return &finishing{result: result, dropped: how.Verb == "dropped"}, nil
+	return &finishing{result: result, how: how}, nil
 }

@@ -6,6 +6,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
+// endedSize is what the mark of an ended part has beside its branch and its message, in bytes, at the most.
+const endedSize = 128
+
 // The guarded writes of forks and joins, as writes.go has those of every transition. What they are for stands in
 // docs/decisions/018-fork-and-join.md.
 
@@ -30,22 +33,25 @@ func forkUpdate(lease bson.ObjectID, from, to string, branches []string, whole p
 }
 
 // gather: puts a part into its whole. The guard is the fork's token, that the join is open, and that the part is not in
-// it. It asks for no lease: what has arrived does not change, so that a part put in again is the same. Nothing matched:
-// it is there already, or it comes too late.
-func gatherFilter(p *Part, id bson.ObjectID) bson.D {
+// it, and that the whole stays an envelope with it: what is larger could neither be claimed nor fail. It asks for no lease:
+// what has arrived does not change, so that a part put in again is the same. Nothing matched: it is there already, it comes
+// too late, or it is too much.
+func gatherFilter(p *Part, id bson.ObjectID, size int) bson.D {
 	return bson.D{
 		field("_id", p.Of), field("processed", nil), field("join.fork", p.fork), field("join.closed", nil),
 		field("join.got.id", op("$ne", id)),
+		field("$expr", op("$lte", bson.A{op("$bsonSize", "$$ROOT"), MaxEnvelopeSize - size})),
 	}
 }
 
-// gatherUpdate is that of a part with its content, which may have been given up for dead before.
-func gatherUpdate(e *Envelope) bson.A {
+// gatherWrite is that of a part with its content, which may have been given up for dead before.
+func gatherWrite(r *Reservation) (filter bson.D, update bson.A) {
+	e := &r.Envelope
 	got := bson.D{
 		field("id", e.ID), field("i", e.Part.Index), field("branch", literal(e.Part.Branch)), field("at", now),
 		field("payload", literal(e.Payload)), field("headers", literal(headersOf(e.Headers))), field("hops", literal(hopDocs(e.Hops))),
 	}
-	return complete(set(
+	return gatherFilter(e.Part, e.ID, r.size), complete(set(
 		field("join.got", op("$concatArrays", bson.A{"$join.got", bson.A{got}})),
 		field("join.ended", without(e.ID)),
 	))
@@ -54,6 +60,12 @@ func gatherUpdate(e *Envelope) bson.A {
 // endedUpdate is that of a part that a stage has ended.
 func endedUpdate(m *MissingPart) bson.A {
 	return complete(set(field("join.ended", op("$concatArrays", bson.A{without(m.ID), bson.A{literal(m.doc())}}))))
+}
+
+// endedWrite is the gathering of such a part: its mark, with a message that is cut, in place of its content.
+func endedWrite(p *Part, id bson.ObjectID, end ending) (filter bson.D, update bson.A) {
+	m := MissingPart{ID: id, Branch: p.Branch, Ended: true, Msg: cut(end.Verb + ": " + end.Msg), told: true}
+	return append(gatherFilter(p, id, len(m.Msg)+len(m.Branch)+endedSize), field("join.ended.id", op("$ne", id))), endedUpdate(&m)
 }
 
 // settledParts is how many parts a whole waits for no more.
@@ -82,26 +94,29 @@ func without(id bson.ObjectID) bson.D {
 }
 
 // close: a whole that waits for no more parts is due, or comes back to life if it was dead. The guard is the fork's
-// token, that the join is open, and that it is complete. Nothing matched: parts are missing, or somebody else did it.
-func closeFilter(of, fork bson.ObjectID, dead bool) bson.D {
-	f := bson.D{
-		field("_id", of), field("processed", nil), field("join.fork", fork), field("join.closed", nil),
+// token and that it is complete; that it is not closed yet, but for one that died when it was. Nothing matched: parts are
+// missing, or somebody else did it.
+func completeFilter(w whole) bson.D {
+	return bson.D{
+		field("_id", w.id), field("processed", nil), field("join.fork", w.fork),
 		field("$expr", op("$gte", bson.A{settledParts(), "$join.n"})),
 	}
-	if dead {
-		// Not while somebody holds the dead letter: a redrive finds it complete.
-		return append(f, field("dead", op("$ne", nil)), field("reserved", nil))
-	}
-	return append(f, field("dead", nil))
 }
 
-// closeUpdate leaves `when` to the one who looks at it, who gives it back.
+func closeFilter(w whole) bson.D {
+	return append(completeFilter(w), field("join.closed", nil))
+}
+
+// closeUpdate leaves `when` to the one who looks at it, who gives it back. One that died waits where it is.
 func closeUpdate() bson.A {
-	return set(field("join.closed", now), field("when", cond(isType("reserved", "missing"), now, "$when")))
+	waits := op("$and", bson.A{isType("reserved", "missing"), isType("dead", "missing")})
+	return set(field("join.closed", now), field("when", cond(waits, now, "$when")))
 }
 
-func reviveUpdate(token bson.ObjectID) bson.A {
-	return append(set(field("join.closed", now)), redriveUpdate(token)...)
+// reviveFilter: it died of a part, and nobody holds the dead letter, for whom a redrive would find it complete. What died
+// of anything else is for people to look at.
+func reviveFilter(w whole) bson.D {
+	return append(completeFilter(w), field("dead.kind", string(DeadPart)), field("reserved", nil))
 }
 
 // hold: holder's guard; the whole goes on waiting, without those parts that will not come. If it was closed meanwhile it

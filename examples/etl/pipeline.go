@@ -32,8 +32,8 @@ func newPipeline(store *mongoq.Store, src string, files *mongo.Collection, worke
 	p := &pipeline{src: src, files: files}
 	queue := mongoq.QueueConfig{
 		Lease: 5 * time.Second, // what a killed process held goes on after that
-		// A file that cannot be read now may be readable in a moment. After three retries it is a dead letter; so is one
-		// whose processes are killed again and again.
+		// A file that cannot be read now may be readable in a moment. After twenty retries it is a dead letter; so is
+		// one whose processes are killed again and again.
 		Retry: func() backoff.BackOff {
 			return backoff.WithMaxRetries(backoff.NewConstantBackOff(200*time.Millisecond), 20)
 		},
