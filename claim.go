@@ -75,8 +75,8 @@ type taken struct {
 func (t taken) read() stored {
 	e := read(t.raw)
 	if t.fresh {
-		e.due = e.When
-		t.reserved = maxTime(t.reserved, e.due)
+		e.Due = e.When
+		t.reserved = maxTime(t.reserved, e.Due)
 		e.Reserved, e.When, e.lease = t.reserved.Truncate(time.Millisecond), t.until.Truncate(time.Millisecond), t.token
 		e.Deliveries++
 		if e.ExpireAt = (time.Time{}); t.policy == Discard && e.Dead == nil && !e.Deadline.IsZero() {

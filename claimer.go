@@ -439,7 +439,7 @@ func (c *claimer) give(w *waiter, rs []*Reservation) bool {
 func (s *Store) giveBack(ctx context.Context, r *Reservation) {
 	ctx, cancel := detached(ctx, attempts*attemptTimeout)
 	defer cancel()
-	late := min(-r.waited(), 0)
+	late := min(-r.Waited(), 0)
 	update := releaseUpdate(r.lease, start{place: true}, r.q.cfg.OnExpire)
 	if err := r.settle(ctx, verbRelease, update, r.Q, late); err != nil && !errors.Is(err, ErrLeaseLost) {
 		s.log.Warn("mongoq: what was claimed for a caller that left could not be released; it is delivered again when its lease ends", "queue", r.Q, "id", r.ID.Hex(), "error", err)

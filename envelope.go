@@ -38,6 +38,7 @@ type Envelope struct {
 	Moves      int // moves so far, never reset
 
 	Pushed    time.Time // when it was pushed
+	Due       time.Time // when it fell due for its last claim; zero before the first
 	Reserved  time.Time // when it was last claimed; zero while it waits
 	Deadline  time.Time // end of its life if nobody takes it; zero: none
 	ExpireAt  time.Time // when the server may delete it; zero: never
@@ -93,6 +94,42 @@ type DeadInfo struct {
 	Was  bson.Raw // of an undecodable one: the fields that could not be read, as they were
 }
 
+// Outcome says how a finished envelope ended.
+type Outcome string
+
+// The outcomes.
+const (
+	OutcomeDone    Outcome = "done"    // its work was done
+	OutcomeDropped Outcome = "dropped" // a stage of its pipeline ended it, by Drop: the result says why
+)
+
+// Outcome is how the envelope ended; empty while it is live.
+func (e *Envelope) Outcome() Outcome {
+	if e.Processed.IsZero() {
+		return ""
+	}
+	if _, dropped := droppedFor(e.Result); dropped {
+		return OutcomeDropped
+	}
+	return OutcomeDone
+}
+
+// Waited is how long the envelope was due before it was last claimed; 0 if it never was.
+func (e *Envelope) Waited() time.Duration {
+	if e.Due.IsZero() || e.Reserved.IsZero() {
+		return 0
+	}
+	return max(e.Reserved.Sub(e.Due), 0)
+}
+
+// Ran is the time from the last claim of a finished envelope to its commit; 0 while it is live.
+func (e *Envelope) Ran() time.Duration {
+	if e.Reserved.IsZero() || e.Processed.IsZero() {
+		return 0
+	}
+	return max(e.Processed.Sub(e.Reserved), 0)
+}
+
 // Decode decodes the payload into v, a pointer, as bson.Unmarshal does for a field of that type.
 func (e *Envelope) Decode(v any) error {
 	if err := e.Payload.Unmarshal(v); err != nil {
@@ -106,7 +143,6 @@ type stored struct {
 	Envelope
 	id     bson.RawValue // _id, whatever its type
 	lease  bson.ObjectID
-	due    time.Time // when it fell due, before it was claimed
 	last   lastVerb
 	digest []byte
 	bad    []bson.RawElement // fields of a wrong type
@@ -149,7 +185,7 @@ func read(raw bson.Raw) stored {
 		case "reserved":
 			s.Reserved, ok = v.TimeOK()
 		case "due":
-			s.due, ok = v.TimeOK()
+			s.Due, ok = v.TimeOK()
 		case "lease":
 			s.lease, ok = v.ObjectIDOK()
 		case "last":

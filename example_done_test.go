@@ -102,6 +102,85 @@ func ExampleHistory_List() {
 	// sent one kept for 24h0m0s
 }
 
+// Pages go back in time. The cursor of the next one is a string, to be put into a link.
+func ExampleHistory_Page() {
+	ctx := context.Background()
+	mails, done := exampleQueue("mails", mongoq.QueueConfig{Retention: 24 * time.Hour}, "one", "two", "three")
+	defer done()
+	for range 3 {
+		if _, err := mails.Pop(ctx); err != nil {
+			panic(err)
+		}
+	}
+
+	next := ""
+	for i := 1; i == 1 || next != ""; i++ {
+		page, err := mails.History().Page(ctx, mongoq.Limit(2), mongoq.Cursor(next))
+		if err != nil {
+			panic(err)
+		}
+		for _, e := range page.Envelopes {
+			fmt.Printf("page %d: %s, %s\n", i, textOf(e), e.Outcome())
+		}
+		next = page.Next
+	}
+	// Output:
+	// page 1: three, done
+	// page 1: two, done
+	// page 2: one, done
+}
+
+func ExampleHistory_Count() {
+	ctx := context.Background()
+	mails, done := exampleQueue("mails", mongoq.QueueConfig{Retention: 24 * time.Hour})
+	defer done()
+	for _, to := range []string{"ada", "bob", "ada"} {
+		if _, err := mails.Push(ctx, "hello", mongoq.Headers(map[string]string{"to": to})); err != nil {
+			panic(err)
+		}
+		if _, err := mails.Pop(ctx); err != nil {
+			panic(err)
+		}
+	}
+
+	n, err := mails.History().Count(ctx, mongoq.Since(time.Now().Add(-time.Hour)), mongoq.Header("to", "ada"))
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(n)
+	// Output:
+	// 2
+}
+
+// The history of a store is that of all its queues, in one list.
+func ExampleStore_History() {
+	ctx := context.Background()
+	store, done := exampleStore()
+	defer done()
+	for _, name := range []string{"mails", "bills"} {
+		q, err := store.Queue(name, mongoq.QueueConfig{Retention: 24 * time.Hour})
+		if err != nil {
+			panic(err)
+		}
+		if _, err := q.Push(ctx, "for ada"); err != nil {
+			panic(err)
+		}
+		if _, err := q.Pop(ctx); err != nil {
+			panic(err)
+		}
+	}
+
+	for e, err := range store.History().List(ctx) { // the latest first
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(e.Q, textOf(e))
+	}
+	// Output:
+	// bills for ada
+	// mails for ada
+}
+
 // Replay does finished work again, as a new envelope.
 func ExampleHistory_Replay() {
 	ctx := context.Background()

@@ -300,3 +300,106 @@ func firstPart(t testing.TB, aggregate bson.Raw) bson.Raw {
 	require.NoError(t, err)
 	return raw
 }
+
+// asked sums up what the server examines for every command of this name that was sent since forget, each by an index.
+func asked(t testing.TB, db *mongo.Database, s *spy, name string) (x explained, n int) {
+	t.Helper()
+	for _, c := range s.commands() {
+		if about, _ := c.Lookup(name).StringValueOK(); about != "mongoq" {
+			continue
+		}
+		one := explain(t, db, c)
+		x.keys += one.keys
+		x.docs += one.docs
+		x.indexes = append(x.indexes, one.indexes...)
+		n++
+	}
+	slices.Sort(x.indexes)
+	x.indexes = slices.Compact(x.indexes)
+	return x, n
+}
+
+// A page costs what is on it, wherever it lies.
+func TestPagesOfAHistoryCostWhatIsOnThem(t *testing.T) {
+	t.Parallel()
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		const n = 30_000
+		own, s := spied(t, db)
+		store := openStore(t, own)
+		start := time.Now().Truncate(time.Second)
+		q := newQueue(t, store, "big")
+		docs := rawDocs(t, n, func(i int) bson.D { // 300 in an instant
+			return finishedDoc("big", start.Add(time.Duration(i/300)*-time.Second), i)
+		})
+		insertRaw(t, db, docs)
+		insertRaw(t, db, rawDocs(t, 300, func(i int) bson.D { // beside it, in three queues
+			return finishedDoc([]string{"also", "big2", "more"}[i%3], start.Add(time.Duration(i)*-time.Second), i)
+		}))
+		one := mongoq.IDs(docs[12345].(bson.Raw).Lookup("_id").ObjectID())
+		const no = time.Duration(-1)
+		for name, c := range map[string]struct {
+			h     *mongoq.History
+			pages int           // to turn before
+			since time.Duration // ago
+			until time.Duration
+			opts  []mongoq.HistoryOption
+			want  int
+			keys  int64
+		}{
+			"the first":                  {q.History(), 0, no, no, nil, 50, 60},
+			"the fourth":                 {q.History(), 3, no, no, nil, 50, 60},
+			"over the end of an instant": {q.History(), 1, no, no, []mongoq.HistoryOption{mongoq.Limit(40)}, 40, 50},
+			"far back":                   {q.History(), 0, no, 90 * time.Second, nil, 50, 60},
+			"far back, the third":        {q.History(), 2, no, 90 * time.Second, nil, 50, 60},
+			"a span":                     {q.History(), 1, 60 * time.Second, 40 * time.Second, nil, 50, 60},
+			"an empty span":              {q.History(), 0, 1200 * time.Second, 1000 * time.Second, nil, 0, 5},
+			"an id":                      {q.History(), 0, no, no, []mongoq.HistoryOption{one}, 1, 5},
+			"an id of all queues":        {store.History(), 0, no, no, []mongoq.HistoryOption{one}, 1, 5},
+			"all queues":                 {store.History(), 0, no, no, nil, 50, 60},
+			"all queues, the fifth":      {store.History(), 4, no, no, nil, 50, 70},
+			"all queues, far back":       {store.History(), 0, no, 90 * time.Second, nil, 50, 60},
+		} {
+			opts := slices.Clone(c.opts)
+			if c.since != no {
+				opts = append(opts, mongoq.Since(start.Add(-c.since)))
+			}
+			if c.until != no {
+				opts = append(opts, mongoq.Until(start.Add(-c.until)))
+			}
+			next := ""
+			for range c.pages {
+				p, err := c.h.Page(t.Context(), append(slices.Clone(opts), mongoq.Cursor(next))...)
+				require.NoError(t, err)
+				next = p.Next
+			}
+			s.forget()
+			p, err := c.h.Page(t.Context(), append(slices.Clone(opts), mongoq.Cursor(next))...)
+			require.NoError(t, err)
+			require.Len(t, p.Envelopes, c.want, name)
+			x, finds := asked(t, db, s, "find")
+			t.Logf("%s: %d keys, %d documents, %d statements, %v", name, x.keys, x.docs, finds, x.indexes)
+			require.LessOrEqual(t, x.keys, c.keys, name)
+			require.LessOrEqual(t, x.docs, c.keys, name)
+			if c.want != 1 {
+				require.Equal(t, []string{"mongoq_history"}, x.indexes, name)
+			} else {
+				require.Equal(t, []string{"_id_"}, x.indexes, name)
+			}
+		}
+
+		s.forget()
+		count, err := q.History().Count(t.Context(), mongoq.Since(start.Add(-10*time.Second)), mongoq.Limit(1000))
+		require.NoError(t, err)
+		require.EqualValues(t, 1000, count)
+		x, _ := asked(t, db, s, "aggregate")
+		require.LessOrEqual(t, x.keys, int64(1005), "of a count")
+		require.Equal(t, []string{"mongoq_history"}, x.indexes)
+		s.forget()
+		count, err = store.History().Count(t.Context(), mongoq.Since(start.Add(-10*time.Second)))
+		require.NoError(t, err)
+		require.EqualValues(t, 3300+11, count)
+		x, _ = asked(t, db, s, "aggregate")
+		require.LessOrEqual(t, x.keys, int64(3311+20), "of a count of all queues")
+		require.Equal(t, []string{"mongoq_history"}, x.indexes)
+	})
+}

@@ -1,6 +1,7 @@
 package mongoq
 
 import (
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -142,12 +143,9 @@ func At(t time.Time) interface {
 }
 
 func (o atOption) check() (start, error) {
-	t := time.Time(o).UTC()
-	if t.Year() < 1970 || t.Year() > 9999 {
-		return start{}, invalid("At must lie in the years 1970 to 9999, got %v", t)
-	}
-	if cut := t.Truncate(time.Millisecond); cut.Before(t) { // as it is stored, and never early
-		t = cut.Add(time.Millisecond)
+	t, err := moment("At", time.Time(o)) // never early
+	if err != nil {
+		return start{}, err
 	}
 	return start{at: t}, nil
 }
@@ -364,7 +362,17 @@ func (exactOption) applyStats(s *statsSettings) error {
 type idsOption []bson.ObjectID
 
 // IDs restricts the call to these envelopes; ids that are not there are passed over.
-func IDs(ids ...bson.ObjectID) RedriveOption { return idsOption(ids) }
+func IDs(ids ...bson.ObjectID) interface {
+	RedriveOption
+	HistoryOption
+} {
+	return idsOption(ids)
+}
+
+func (o idsOption) applyHistory(s *selection) error {
+	s.ids, s.some = append(slices.Clone(s.ids), o...), true
+	return nil
+}
 
 func (o idsOption) applyRedrive(s *redriveSettings) error {
 	s.ids, s.some = append(s.ids, o...), true

@@ -148,7 +148,7 @@ func (w *pool) next() (*source, *Reservation) {
 			src.nudge()
 		}
 		if w.held.gone(b.job, w.s.clock.guess()) { // in the buffer
-			go w.tell(Event{Kind: EventLeaseLost, Q: b.r.Q, ID: b.r.ID, Retries: b.r.Retries, Waited: b.r.waited(), Err: ErrLeaseLost})
+			go w.tell(Event{Kind: EventLeaseLost, Q: b.r.Q, ID: b.r.ID, Retries: b.r.Retries, Waited: b.r.Waited(), Err: ErrLeaseLost})
 			continue
 		}
 		w.busy++
@@ -216,7 +216,7 @@ func (w *pool) settleBehind(base context.Context, j *job, cancel context.CancelC
 func (w *pool) finish(base context.Context, j *job, err error, ran time.Duration) {
 	r := j.r
 	ctx := context.WithoutCancel(base)
-	ev := Event{Q: r.Q, ID: r.ID, Retries: r.Retries, Waited: r.waited(), Ran: ran, Err: err}
+	ev := Event{Q: r.Q, ID: r.ID, Retries: r.Retries, Waited: r.Waited(), Ran: ran, Err: err}
 	settled, joined, verb := r.state()
 	switch {
 	case j.lost.Load():
@@ -320,7 +320,7 @@ func (w *pool) release(rs []buffered) {
 		all.Go(func() {
 			w.s.giveBack(context.Background(), b.r)
 			w.held.end(b.job)
-			w.tell(Event{Kind: EventReleased, Q: b.r.Q, ID: b.r.ID, Retries: b.r.Retries, Waited: b.r.waited()})
+			w.tell(Event{Kind: EventReleased, Q: b.r.Q, ID: b.r.ID, Retries: b.r.Retries, Waited: b.r.Waited()})
 		})
 	}
 	all.Wait()

@@ -28,7 +28,6 @@ type Reservation struct {
 	s     *Store
 	q     *Queue
 	lease bson.ObjectID
-	due   time.Time // when it fell due
 	size  int
 	epoch string // the server's, when it was claimed
 
@@ -353,14 +352,6 @@ func (r *Reservation) peek() (settled, joined bool) {
 	}
 	defer r.mu.unlock()
 	return r.settled, r.joined
-}
-
-// waited is how long the envelope was due before it was claimed.
-func (r *Reservation) waited() time.Duration {
-	if r.due.IsZero() {
-		return 0
-	}
-	return max(r.Reserved.Sub(r.due), 0)
 }
 
 // gate is a lock that is waited for no longer than a context lasts.
