@@ -44,6 +44,9 @@ type Envelope struct {
 	ExpireAt  time.Time // when the server may delete it; zero: never
 	Processed time.Time // when it was committed; zero while it is live
 
+	ReplayOf bson.ObjectID // the finished envelope that this one does again; nil: none
+	ReplayID string        // the id of its replay, if it had one
+
 	Result   bson.RawValue // what the commit returned
 	Failures []Failure     // the last 10 failures, oldest first
 	Hops     []Hop         // the last 32 moves, oldest first
@@ -219,6 +222,10 @@ func read(raw bson.Raw) stored {
 		case "loops", "part", "join", "ways":
 			ok = s.readPipeline(key, v)
 			s.rest = append(s.rest, bson.E{Key: key, Value: v})
+		case "replayOf":
+			if ok = s.readReplay(v); ok {
+				s.rest = append(s.rest, bson.E{Key: key, Value: v})
+			}
 		case "digest":
 			if _, s.digest, ok = v.BinaryOK(); ok {
 				s.rest = append(s.rest, bson.E{Key: key, Value: v})

@@ -203,3 +203,36 @@ func ExampleHistory_Replay() {
 	// Output:
 	// hello true true
 }
+
+// ReplayMany does what is chosen of the history again. Repeated under the same id it pushes nothing twice.
+func ExampleHistory_ReplayMany() {
+	ctx := context.Background()
+	mails, done := exampleQueue("mails", mongoq.QueueConfig{Retention: 24 * time.Hour}, "for ada", "for bob")
+	defer done()
+	for range 2 {
+		if _, err := mails.Pop(ctx); err != nil {
+			panic(err)
+		}
+	}
+
+	for range 2 { // the second time by accident
+		n, err := mails.History().ReplayMany(ctx, "outage of monday", mongoq.Since(time.Now().Add(-time.Hour)))
+		if err != nil {
+			panic(err)
+		}
+		s, err := mails.Stats(ctx)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Printf("%d replayed, %d to do\n", n, s.Total)
+	}
+	e, err := mails.Pop(ctx)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(textOf(e), "again, by the", e.ReplayID)
+	// Output:
+	// 2 replayed, 2 to do
+	// 2 replayed, 2 to do
+	// for bob again, by the outage of monday
+}

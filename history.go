@@ -3,13 +3,11 @@ package mongoq
 import (
 	"bytes"
 	"context"
-	"errors"
 	"iter"
 	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
@@ -217,28 +215,6 @@ func (s *Store) countFinished(ctx context.Context, query historyQuery) (int64, e
 		n, _ = number(cur.Current.Lookup("n"))
 	}
 	return int64(n), cur.Err()
-}
-
-// Replay pushes a committed envelope's payload and headers into its queue again, as a new envelope, and gives its id.
-// The finished one is not touched. Options are those of Push. ErrNotFound: the history has no such envelope.
-func (h *History) Replay(ctx context.Context, id bson.ObjectID, opts ...PushOption) (bson.ObjectID, error) {
-	if err := h.s.open(); err != nil {
-		return bson.NilObjectID, err
-	}
-	filter := bson.D{field("_id", id), field("processed", op("$type", "date"))}
-	if h.q != nil {
-		filter = append(filter, field("q", h.q.name))
-	}
-	raw, err := h.s.envs.FindOne(ctx, filter).Raw()
-	if errors.Is(err, mongo.ErrNoDocuments) {
-		return bson.NilObjectID, ErrNotFound
-	}
-	if err != nil {
-		return bson.NilObjectID, err
-	}
-	e := read(raw)
-	own := []PushOption{Headers(e.Headers), Priority(e.Priority)}
-	return h.queue(e.Q).Push(ctx, e.Payload, append(own, opts...)...)
 }
 
 // queue is the queue with this name: the history's own, or, of a store's, one of which nothing else is known.

@@ -51,6 +51,8 @@ type pushSettings struct {
 	headers map[string]string
 	ttl     *time.Duration
 	id      *bson.ObjectID
+
+	replayOf *bson.RawValue // set by a replay
 }
 
 type reserveSettings struct{ lease time.Duration }
@@ -103,6 +105,7 @@ func Delay(d time.Duration) interface {
 	PushOption
 	ReleaseOption
 	MoveOption
+	ReplayOption
 } {
 	return delayOption(d)
 }
@@ -138,6 +141,7 @@ func At(t time.Time) interface {
 	PushOption
 	ReleaseOption
 	MoveOption
+	ReplayOption
 } {
 	return atOption(t)
 }
@@ -173,6 +177,7 @@ type priorityOption int
 func Priority(n int) interface {
 	PushOption
 	MoveOption
+	ReplayOption
 } {
 	return priorityOption(n)
 }
@@ -254,6 +259,7 @@ type ttlOption time.Duration
 func TTL(d time.Duration) interface {
 	PushOption
 	MoveOption
+	ReplayOption
 } {
 	return ttlOption(d)
 }
@@ -365,6 +371,7 @@ type idsOption []bson.ObjectID
 func IDs(ids ...bson.ObjectID) interface {
 	RedriveOption
 	HistoryOption
+	ReplayOption
 } {
 	return idsOption(ids)
 }

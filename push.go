@@ -233,6 +233,9 @@ func (q *Queue) parcel(payload any, opts []PushOption, clock stamp) (*parcel, er
 		}
 		doc = doc.value("headers", headers)
 	}
+	if set.replayOf != nil {
+		doc = doc.value("replayOf", *set.replayOf)
+	}
 	if p.named {
 		p.digest = digest(q.name, set.prio, set.headers, value)
 		doc = doc.binary("digest", p.digest)

@@ -88,7 +88,10 @@ type selecting func(*selection) error
 func (o selecting) applyHistory(s *selection) error { return o(s) }
 
 // Since leaves out what was committed before t. The rule: t lies in the years 1970 to 9999.
-func Since(t time.Time) HistoryOption {
+func Since(t time.Time) interface {
+	HistoryOption
+	ReplayOption
+} {
 	return selecting(func(s *selection) error {
 		at, err := moment("Since", t)
 		s.since = at
@@ -97,7 +100,10 @@ func Since(t time.Time) HistoryOption {
 }
 
 // Until leaves out what was committed at t or after it. The rule: t lies in the years 1970 to 9999, and after Since.
-func Until(t time.Time) HistoryOption {
+func Until(t time.Time) interface {
+	HistoryOption
+	ReplayOption
+} {
 	return selecting(func(s *selection) error {
 		at, err := moment("Until", t)
 		s.until = at
@@ -107,7 +113,10 @@ func Until(t time.Time) HistoryOption {
 
 // Header leaves out what has not this header with this value; given more than once, all of them must match. No index
 // serves it: every envelope of the time span is read until there are enough. The rule is that of Headers.
-func Header(key, value string) HistoryOption {
+func Header(key, value string) interface {
+	HistoryOption
+	ReplayOption
+} {
 	return selecting(func(s *selection) error {
 		m := maps.Clone(s.headers)
 		if m == nil {
@@ -121,7 +130,10 @@ func Header(key, value string) HistoryOption {
 
 // WithOutcome leaves out what ended otherwise. No index serves it: every envelope of the time span is read until there
 // are enough. The rule: OutcomeDone or OutcomeDropped.
-func WithOutcome(o Outcome) HistoryOption {
+func WithOutcome(o Outcome) interface {
+	HistoryOption
+	ReplayOption
+} {
 	return selecting(func(s *selection) error {
 		s.outcome = o
 		if o != OutcomeDone && o != OutcomeDropped {
@@ -131,9 +143,13 @@ func WithOutcome(o Outcome) HistoryOption {
 	})
 }
 
-// Limit is how many envelopes a call gives, or counts, at the most. A page has 50 by default, the others have no limit.
+// Limit is how many envelopes a call gives, counts or replays at the most. A page has 50 by default, the others have no
+// limit.
 // The rule: n >= 1; of a page, at most 1,000.
-func Limit(n int) HistoryOption {
+func Limit(n int) interface {
+	HistoryOption
+	ReplayOption
+} {
 	return selecting(func(s *selection) error {
 		s.limit = n
 		if n < 1 {
