@@ -116,7 +116,7 @@ func (q *Queue) endExpired(ctx context.Context, filter bson.D) error {
 	began := time.Now()
 	if to := q.expiresTo(); to != "" {
 		_, err := q.s.envs.UpdateMany(ctx, filter,
-			deadLetterUpdate(lastOf(bson.NewObjectID(), verbDeadLetter), literal(q.name), to, DeadExpired, expiredMessage, false, patch{}, nil))
+			deadLetterUpdate(lastOf(bson.NewObjectID(), verbDeadLetter), literal(q.name), to, DeadExpired, expiredMessage, false, patch{}, nil, q.cfg.DeadRetention))
 		q.s.ring(to, -time.Since(began))
 		return err
 	}
@@ -205,6 +205,9 @@ func (q *Queue) repaired(ctx context.Context, e *stored, why string) (bson.D, er
 		field("dead", bson.D{
 			field("from", from), field("at", at), field("kind", string(DeadUndecodable)), field("msg", why), field("was", was),
 		}),
+	}
+	if q.cfg.DeadRetention > 0 && e.Dead == nil {
+		doc = append(doc, field("expireAt", at.Add(q.cfg.DeadRetention)))
 	}
 	if len(e.Headers) > 0 {
 		doc = append(doc, field("headers", e.Headers))

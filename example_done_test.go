@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
+
 	"github.com/seed-de459a48/mongoq"
 )
 
@@ -59,6 +61,76 @@ func ExampleDeadLetters_Redrive() {
 	// Output:
 	// 1
 	// 2
+}
+
+// A selection is redriven, mended on the way. Options choose by time, id, kind and header.
+func ExampleDeadLetters_Redrive_mended() {
+	ctx := context.Background()
+	mails, done := exampleQueue("mails", mongoq.QueueConfig{}, "for ada", "for bob")
+	defer done()
+	deadLetterNext(ctx, mails, "mailbox full")
+	deadLetterNext(ctx, mails, "mailbox full")
+
+	n, err := mails.DeadLetters().Redrive(ctx,
+		mongoq.Kinds(mongoq.DeadExplicit), mongoq.Since(time.Now().Add(-time.Hour)), mongoq.Rate(1000),
+		mongoq.Rewrite(func(e *mongoq.Envelope) (any, error) { return "shorter, " + textOf(e), nil }))
+	if err != nil {
+		panic(err)
+	}
+	for range n {
+		e, err := mails.Pop(ctx)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(textOf(e))
+	}
+	// Unordered output:
+	// shorter, for ada
+	// shorter, for bob
+}
+
+func ExampleDeadLetters_Count() {
+	ctx := context.Background()
+	mails, done := exampleQueue("mails", mongoq.QueueConfig{}, "for ada", "for bob", "for cleo")
+	defer done()
+	deadLetterNext(ctx, mails, "no such address")
+	deadLetterNext(ctx, mails, "no such address")
+	r, err := mails.Reserve(ctx)
+	if err != nil {
+		panic(err)
+	}
+	if err := r.Rollback(ctx, backoff.Permanent(errors.New("refused"))); err != nil {
+		panic(err)
+	}
+
+	counts, err := mails.DeadLetters().Count(ctx)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(counts)
+	// Output:
+	// map[explicit:2 permanent:1]
+}
+
+func ExampleDeadLetters_Page() {
+	ctx := context.Background()
+	mails, done := exampleQueue("mails", mongoq.QueueConfig{}, "for ada", "for bob", "for cleo")
+	defer done()
+	for range 3 {
+		deadLetterNext(ctx, mails, "no such address")
+	}
+
+	first, err := mails.DeadLetters().Page(ctx, mongoq.Limit(2))
+	if err != nil {
+		panic(err)
+	}
+	second, err := mails.DeadLetters().Page(ctx, mongoq.Limit(2), mongoq.Cursor(first.Next))
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(len(first.Envelopes), len(second.Envelopes), textOf(second.Envelopes[0]), second.Next == "")
+	// Output:
+	// 2 1 for ada true
 }
 
 func ExampleDeadLetters_Purge() {

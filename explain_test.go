@@ -154,6 +154,10 @@ func (x *explained) add(doc bson.Raw) {
 	elems, _ := doc.Elements()
 	for _, el := range elems {
 		switch v := el.Value(); {
+		case el.Key() == "executionStages" && v.Type == bson.TypeEmbeddedDocument: // may tell the totals again
+			inside := explained{}
+			inside.add(v.Document())
+			x.indexes = append(x.indexes, inside.indexes...)
 		case el.Key() == "totalKeysExamined":
 			n, _ := v.AsInt64OK()
 			x.keys += n
@@ -269,7 +273,7 @@ func TestHistoryAndDelayedEnvelopesDoNotSlowClaims(t *testing.T) {
 			require.NoError(t, err)
 		}
 		dead := explain(t, db, s.last(t, "find"))
-		require.Equal(t, []string{"mongoq_dead"}, dead.indexes)
+		require.Equal(t, []string{"mongoq_died"}, dead.indexes)
 		require.LessOrEqual(t, dead.keys, int64(5), "of the dead letters")
 	})
 }
@@ -401,5 +405,68 @@ func TestPagesOfAHistoryCostWhatIsOnThem(t *testing.T) {
 		x, _ = asked(t, db, s, "aggregate")
 		require.LessOrEqual(t, x.keys, int64(3311+20), "of a count of all queues")
 		require.Equal(t, []string{"mongoq_history"}, x.indexes)
+	})
+}
+
+// So does a page of dead letters; a redrive and a purge read what they take.
+func TestPagesOfDeadLettersCostWhatIsOnThem(t *testing.T) {
+	t.Parallel()
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		const n = 9000
+		own, s := spied(t, db)
+		q := newQueue(t, openStore(t, own), "q")
+		start := time.Now().Truncate(time.Second).Add(-time.Hour)
+		kinds := []mongoq.DeadKind{mongoq.DeadExplicit, mongoq.DeadLost, mongoq.DeadRetries}
+		insertRaw(t, db, rawDocs(t, n, func(i int) bson.D { // 300 in an instant, 100 of them of each kind
+			return deadDoc("q", kinds[i%3], start.Add(time.Duration(i/300)*-time.Second), i)
+		}))
+		for name, c := range map[string]struct {
+			pages int
+			opts  []mongoq.DeadLetterOption
+			want  int
+		}{
+			"the first":            {0, nil, 50},
+			"the fourth":           {3, nil, 50},
+			"over a kind's end":    {61, []mongoq.DeadLetterOption{mongoq.Limit(49)}, 49},
+			"of a kind":            {2, []mongoq.DeadLetterOption{mongoq.Kinds(mongoq.DeadRetries)}, 50},
+			"of two kinds, a span": {1, []mongoq.DeadLetterOption{mongoq.Kinds(mongoq.DeadRetries, mongoq.DeadLost), mongoq.Since(start.Add(-20 * time.Second)), mongoq.Until(start.Add(-10 * time.Second))}, 50},
+			"of no kind there is":  {0, []mongoq.DeadLetterOption{mongoq.Kinds(mongoq.DeadHops)}, 0},
+		} {
+			next := ""
+			for range c.pages {
+				p, err := q.DeadLetters().Page(t.Context(), append(slices.Clone(c.opts), mongoq.Cursor(next))...)
+				require.NoError(t, err)
+				next = p.Next
+			}
+			s.forget()
+			p, err := q.DeadLetters().Page(t.Context(), append(slices.Clone(c.opts), mongoq.Cursor(next))...)
+			require.NoError(t, err)
+			require.Len(t, p.Envelopes, c.want, name)
+			x, finds := asked(t, db, s, "find")
+			t.Logf("%s: %d keys, %d documents, %d statements", name, x.keys, x.docs, finds)
+			require.LessOrEqual(t, x.keys, int64(60), name)
+			require.Equal(t, []string{"mongoq_died"}, x.indexes, name)
+		}
+
+		s.forget()
+		counts, err := q.DeadLetters().Count(t.Context(), mongoq.Kinds(mongoq.DeadLost))
+		require.NoError(t, err)
+		require.Equal(t, map[mongoq.DeadKind]int64{mongoq.DeadLost: n / 3}, counts)
+		x, _ := asked(t, db, s, "aggregate")
+		require.LessOrEqual(t, x.keys, int64(n/3+5), "of a count")
+		require.Equal(t, []string{"mongoq_died"}, x.indexes)
+
+		s.forget()
+		_, err = q.DeadLetters().Purge(t.Context(), mongoq.Kinds(mongoq.DeadLost), mongoq.Limit(100))
+		require.NoError(t, err)
+		purged := explain(t, db, s.last(t, "find"))
+		require.LessOrEqual(t, purged.keys, int64(105), "of a purge")
+		require.Equal(t, []string{"mongoq_died"}, purged.indexes)
+		s.forget()
+		_, err = q.DeadLetters().Redrive(t.Context(), mongoq.Kinds(mongoq.DeadRetries), mongoq.Limit(100))
+		require.NoError(t, err)
+		redriven := explain(t, db, s.last(t, "find"))
+		require.LessOrEqual(t, redriven.keys, int64(105), "of a redrive")
+		require.Equal(t, []string{"mongoq_died"}, redriven.indexes)
 	})
 }

@@ -56,7 +56,7 @@ func (h *History) Page(ctx context.Context, opts ...HistoryOption) (*Page, error
 		return nil, err
 	}
 	return pageOf(limited(h.s.finished(ctx, query, n+1), n+1), n, func(e *Envelope) string {
-		return place{e.Processed, e.ID}.cursor(listHistory)
+		return place{at: e.Processed, id: e.ID}.cursor(listHistory)
 	})
 }
 
@@ -137,21 +137,9 @@ func latestFirst(a, b *Envelope) bool {
 // finishedOf reads those of a queue, or of several. Below a place it first reads what is left of its instant: a batch
 // commits many at once.
 func (s *Store) finishedOf(ctx context.Context, query historyQuery, names []string, n int) iter.Seq2[*Envelope, error] {
-	return func(yield func(*Envelope, error) bool) {
-		for _, part := range query.parts(names) {
-			find := options.Find().SetSort(bson.D{field("processed", -1), field("_id", -1)}).SetLimit(int64(n)).SetHint(query.hint(s))
-			for e, err := range s.list(ctx, part, find) {
-				if !yield(e, err) || err != nil {
-					return
-				}
-				if n > 0 {
-					if n--; n == 0 {
-						return
-					}
-				}
-			}
-		}
-	}
+	return s.listParts(ctx, query.parts(names), n, func() *options.FindOptionsBuilder {
+		return options.Find().SetSort(bson.D{field("processed", -1), field("_id", -1)}).SetHint(query.hint(s))
+	})
 }
 
 // parts are the filters that together match what is asked for, in the list's order.
@@ -188,7 +176,7 @@ func (query *historyQuery) filter(names []string, span bson.D, below *bson.Objec
 	if query.some {
 		ids = append(ids, field("$in", append([]bson.ObjectID{}, query.ids...)))
 	}
-	return append(append(f, field("_id", ids)), query.tests()...)
+	return append(append(f, field("_id", ids)), where(query.tests())...)
 }
 
 // hint is the index that a question is answered by.

@@ -212,7 +212,7 @@ func (s *Store) closeWholes(ctx context.Context, complete []whole, where map[who
 	for _, w := range complete {
 		models = append(models,
 			mongo.NewUpdateOneModel().SetFilter(closeFilter(w)).SetUpdate(closeUpdate()),
-			mongo.NewUpdateOneModel().SetFilter(reviveFilter(w)).SetUpdate(redriveUpdate(bson.NewObjectID())))
+			mongo.NewUpdateOneModel().SetFilter(reviveFilter(w)).SetUpdate(redriveUpdate(bson.NewObjectID(), redriveSettings{})))
 	}
 	began := time.Now()
 	if _, err := s.bulk(ctx, models, func(res *mongo.BulkWriteResult) int64 { return res.MatchedCount }); err != nil {

@@ -1,7 +1,6 @@
 package mongoq
 
 import (
-	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -91,11 +90,6 @@ func (s *moveSettings) plain() bool {
 }
 
 type statsSettings struct{ exact bool }
-
-type redriveSettings struct {
-	ids  []bson.ObjectID
-	some bool // only those ids
-}
 
 type delayOption time.Duration
 
@@ -204,12 +198,13 @@ type headersOption struct {
 	merge bool
 }
 
-// Headers sets the envelope's headers; with Rollback and MoveToQ it replaces those there.
+// Headers sets the envelope's headers; with Rollback, MoveToQ and Redrive it replaces those there.
 // The rule: keys are not empty, keys and values are valid UTF-8, keys hold no NUL.
 func Headers(m map[string]string) interface {
 	PushOption
 	RollbackOption
 	MoveOption
+	RedriveOption
 } {
 	return headersOption{m: m}
 }
@@ -218,6 +213,7 @@ func Headers(m map[string]string) interface {
 func AddHeaders(m map[string]string) interface {
 	RollbackOption
 	MoveOption
+	RedriveOption
 } {
 	return headersOption{m: m, merge: true}
 }
@@ -315,6 +311,7 @@ type payloadOption struct{ v any }
 func Payload(v any) interface {
 	RollbackOption
 	MoveOption
+	RedriveOption
 } {
 	return payloadOption{v}
 }
@@ -362,27 +359,6 @@ func Exact() StatsOption { return exactOption{} }
 
 func (exactOption) applyStats(s *statsSettings) error {
 	s.exact = true
-	return nil
-}
-
-type idsOption []bson.ObjectID
-
-// IDs restricts the call to these envelopes; ids that are not there are passed over.
-func IDs(ids ...bson.ObjectID) interface {
-	RedriveOption
-	HistoryOption
-	ReplayOption
-} {
-	return idsOption(ids)
-}
-
-func (o idsOption) applyHistory(s *selection) error {
-	s.ids, s.some = append(slices.Clone(s.ids), o...), true
-	return nil
-}
-
-func (o idsOption) applyRedrive(s *redriveSettings) error {
-	s.ids, s.some = append(s.ids, o...), true
 	return nil
 }
 

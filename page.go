@@ -25,26 +25,29 @@ type Page struct {
 // The lists that have pages; a cursor belongs to one of them.
 const (
 	listHistory = 'h'
+	listDead    = 'd'
 )
 
 // place is where an envelope stands in a list: by its time and its id, the latest first.
 type place struct {
-	at time.Time
-	id bson.ObjectID
+	at   time.Time
+	id   bson.ObjectID
+	kind string // of a dead letter: those of one kind stand together
 }
 
 // cursor is the place as users hand it from page to page: the list, the place and a checksum, in base64.
 func (p place) cursor(list byte) string {
 	b := binary.BigEndian.AppendUint64([]byte{list}, uint64(p.at.UnixMilli()))
-	b = append(b, p.id[:]...)
+	b = append(append(b, p.id[:]...), p.kind...)
 	return base64.RawURLEncoding.EncodeToString(binary.BigEndian.AppendUint32(b, crc32.ChecksumIEEE(b)))
 }
 
 // placeOf reads a cursor.
 func placeOf(list byte, cursor string) (p place, err error) {
-	const size = 1 + 8 + 12
+	const least = 1 + 8 + 12
 	b, err := base64.RawURLEncoding.Strict().DecodeString(cursor)
-	if err != nil || len(b) != size+4 || crc32.ChecksumIEEE(b[:size]) != binary.BigEndian.Uint32(b[size:]) {
+	end := len(b) - 4
+	if err != nil || end < least || crc32.ChecksumIEEE(b[:end]) != binary.BigEndian.Uint32(b[end:]) {
 		return p, invalid("Cursor must be the Next of a page, got %.60q", cursor)
 	}
 	if b[0] != list {
@@ -52,6 +55,7 @@ func placeOf(list byte, cursor string) (p place, err error) {
 	}
 	p.at = time.UnixMilli(int64(binary.BigEndian.Uint64(b[1:])))
 	copy(p.id[:], b[9:])
+	p.kind = string(b[least:end])
 	return p, nil
 }
 

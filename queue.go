@@ -77,6 +77,13 @@ type QueueConfig struct {
 	// Defaults to the queue's name with ".dead".
 	DeadLetter string
 
+	// DeadRetention is how long a dead letter of this queue is kept, counted from its death; then the server deletes it,
+	// and nobody is told. Zero keeps it until somebody redrives, handles or purges it. One that a consumer has taken from
+	// the dead-letter queue is kept from then on. It applies to what dies from now on. The rule: 0, or at least 1 ms.
+	//
+	// Defaults to 0: a dead letter is never dropped silently.
+	DeadRetention time.Duration
+
 	// OnExpire says what becomes of envelopes past their deadline. ToDeadLetter needs a dead-letter queue.
 	//
 	// Defaults to Discard.
@@ -144,6 +151,8 @@ func (cfg *QueueConfig) check(name string) error {
 		return invalid("TTL must be 0 (none) or >= 1ms, got %v", cfg.TTL)
 	case cfg.Retention != KeepForever && cfg.Retention != 0 && cfg.Retention < time.Millisecond:
 		return invalid("Retention must be KeepForever, 0 (none) or >= 1ms, got %v", cfg.Retention)
+	case cfg.DeadRetention != 0 && cfg.DeadRetention < time.Millisecond:
+		return invalid("DeadRetention must be 0 (kept) or >= 1ms, got %v", cfg.DeadRetention)
 	case cfg.PollInterval < time.Millisecond:
 		return invalid("PollInterval must be >= 1ms, got %v", cfg.PollInterval)
 	case cfg.OnExpire != Discard && cfg.OnExpire != ToDeadLetter:
@@ -247,72 +256,14 @@ func (q *Queue) Remove(ctx context.Context, id bson.ObjectID) error {
 	return ErrReserved
 }
 
-// purgeBatch is how many envelopes one statement of a purge or a redrive is about.
-const purgeBatch = 1000
-
 // Purge deletes what waits in the queue, due or not, and says how many. What is reserved, dead or in the history
 // stays. When it fails it has deleted as many as it says, or more if the error is ErrOutcomeUnknown; it may be
 // repeated.
 func (q *Queue) Purge(ctx context.Context) (int64, error) {
-	return q.s.deleteAll(ctx, bson.D{
-		field("q", q.name), field("processed", nil), field("dead", nil), field("$expr", idle()),
-	}, "pushed", q.s.ready)
-}
-
-// deleteAll deletes what matches, in batches.
-func (s *Store) deleteAll(ctx context.Context, filter bson.D, since, hint string) (n int64, err error) {
-	return s.batches(ctx, filter, since, hint, nil, func(ctx context.Context, again bson.D) (int64, error) {
-		res, err := s.envs.DeleteMany(ctx, again)
-		if err != nil {
-			return 0, err
-		}
-		return res.DeletedCount, nil
-	})
-}
-
-// batches runs a statement over everything that matches, in batches by id, each of which matches again. It ends when
-// a batch finds nothing to change. What came to match after it began, by the time in the field since, is left alone: it
-// would chase those who are faster.
-func (s *Store) batches(ctx context.Context, filter bson.D, since, hint string, only []bson.ObjectID,
-	run func(context.Context, bson.D) (int64, error),
-) (total int64, err error) {
-	if err := s.open(); err != nil {
-		return 0, err
-	}
-	ctx = outside(ctx)
-	state, err := s.clock.hello(ctx)
-	if err != nil {
-		return 0, err
-	}
-	filter = append(filter, field(since, op("$not", op("$gt", state.localTime))))
-	find := options.Find().SetProjection(bson.D{field("_id", 1)}).SetLimit(purgeBatch)
-	if only != nil {
-		filter = append(bson.D{field("_id", op("$in", only))}, filter...)
-	} else {
-		find.SetHint(hint)
-	}
-	for {
-		cur, err := s.envs.Find(ctx, filter, find)
-		if err != nil {
-			return total, err
-		}
-		batch, err := ids(ctx, cur)
-		if err != nil || len(batch) == 0 {
-			return total, err
-		}
-		again := filter
-		if only != nil {
-			again = filter[1:]
-		}
-		n, err := run(ctx, append(bson.D{field("_id", op("$in", batch))}, again...))
-		total += n
-		if mayHaveHappened(err) {
-			return total, unknown(err)
-		}
-		if err != nil || n == 0 {
-			return total, err
-		}
-	}
+	return sweep{
+		filter: bson.D{field("q", q.name), field("processed", nil), field("dead", nil), field("$expr", idle())},
+		since:  "pushed", hint: q.s.ready, run: q.s.deleteBatch,
+	}.over(ctx, q.s)
 }
 
 // Pause stops the queue for every process, within a second: who waits goes on waiting, TryReserve and TryPop are

@@ -257,22 +257,37 @@ func (s *stored) readReplay(v bson.RawValue) bool {
 
 type toOption struct{ q *Queue }
 
-// To says into which queue, in place of the one that each envelope was done in. It is pushed as that handle pushes, with
-// its Delay and TTL. The rule: q is a queue of the same store.
-func To(q *Queue) ReplayOption { return toOption{q} }
+// To says into which queue, in place of the one that each envelope was done, or died, in. What is replayed is pushed as
+// that handle pushes, with its Delay and TTL. The rule: q is a queue of the same store.
+func To(q *Queue) interface {
+	ReplayOption
+	RedriveOption
+} {
+	return toOption{q}
+}
 
-func (o toOption) applyReplay(s *replaySettings) error {
-	s.to = o.q
+func (o toOption) check() error {
 	if o.q == nil {
 		return invalid("To must be a queue, got nil")
 	}
 	return nil
 }
 
+func (o toOption) applyReplay(s *replaySettings) error {
+	s.to = o.q
+	return o.check()
+}
+
 type progressOption func(Progress)
 
 // OnProgress is called after each batch. The rule: f is not nil.
-func OnProgress(f func(Progress)) ReplayOption { return progressOption(f) }
+func OnProgress(f func(Progress)) interface {
+	ReplayOption
+	RedriveOption
+	PurgeOption
+} {
+	return progressOption(f)
+}
 
 func (o progressOption) check() error {
 	if o == nil {
@@ -285,9 +300,6 @@ func (o progressOption) applyReplay(s *replaySettings) error {
 	s.progress = o
 	return o.check()
 }
-
-func (o selecting) applyReplay(s *replaySettings) error { return o(&s.selection) }
-func (o idsOption) applyReplay(s *replaySettings) error { return o.applyHistory(&s.selection) }
 
 // with keeps an option of the pushes.
 func (s *replaySettings) with(o PushOption) error {

@@ -228,7 +228,7 @@ func (r *Reservation) DeadLetter(ctx context.Context, cause error) error {
 func (r *Reservation) bury(ctx context.Context, kind DeadKind, msg string, p patch) error {
 	to := r.q.cfg.DeadLetter
 	failed := kind != DeadLost && kind != DeadExpired
-	update := deadLetterUpdate(lastOf(r.lease, verbDeadLetter), literal(r.Q), to, kind, msg, failed, p, r.Headers)
+	update := deadLetterUpdate(lastOf(r.lease, verbDeadLetter), literal(r.Q), to, kind, msg, failed, p, r.Headers, r.q.cfg.DeadRetention)
 	err := r.settle(ctx, verbDeadLetter, update, to, 0)
 	if err == nil && !inSession(ctx) {
 		r.s.tellJoin(r.Part)

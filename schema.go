@@ -45,10 +45,10 @@ var (
 		keys:    bson.D{field("q", 1), field("processed", -1), field("_id", -1)},
 		partial: bson.D{field("processed", op("$type", "date"))},
 	}
-	// What died in a queue, by reason.
+	// What died in a queue, by reason, the latest first.
 	deadIndex = index{
-		name:    "mongoq_dead",
-		keys:    bson.D{field("dead.from", 1), field("dead.kind", 1)},
+		name:    "mongoq_died",
+		keys:    bson.D{field("dead.from", 1), field("dead.kind", 1), field("dead.at", -1), field("_id", -1)},
 		partial: bson.D{field("dead", op("$exists", true))},
 	}
 )

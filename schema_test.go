@@ -81,7 +81,7 @@ func TestOpenMakesItsIndexes(t *testing.T) {
 				"partialFilterExpression": bson.D{{Key: "expireAt", Value: bson.D{{Key: "$type", Value: "date"}}}}},
 			"mongoq_history": {"key": bson.D{{Key: "q", Value: int32(1)}, {Key: "processed", Value: int32(-1)}, {Key: "_id", Value: int32(-1)}},
 				"partialFilterExpression": bson.D{{Key: "processed", Value: bson.D{{Key: "$type", Value: "date"}}}}},
-			"mongoq_dead": {"key": bson.D{{Key: "dead.from", Value: int32(1)}, {Key: "dead.kind", Value: int32(1)}},
+			"mongoq_died": {"key": bson.D{{Key: "dead.from", Value: int32(1)}, {Key: "dead.kind", Value: int32(1)}, {Key: "dead.at", Value: int32(-1)}, {Key: "_id", Value: int32(-1)}},
 				"partialFilterExpression": bson.D{{Key: "dead", Value: bson.D{{Key: "$exists", Value: true}}}}},
 			"mongoq_parts": {"key": bson.D{{Key: "part.of", Value: int32(1)}},
 				"partialFilterExpression": bson.D{{Key: "part", Value: bson.D{{Key: "$exists", Value: true}}}}},
@@ -163,7 +163,7 @@ var (
 	ttlPart     = bson.D{{Key: "expireAt", Value: bson.D{{Key: "$type", Value: "date"}}}}
 	historyKeys = bson.D{{Key: "q", Value: 1}, {Key: "processed", Value: -1}, {Key: "_id", Value: -1}}
 	historyPart = bson.D{{Key: "processed", Value: bson.D{{Key: "$type", Value: "date"}}}}
-	deadKeys    = bson.D{{Key: "dead.from", Value: 1}, {Key: "dead.kind", Value: 1}}
+	deadKeys    = bson.D{{Key: "dead.from", Value: 1}, {Key: "dead.kind", Value: 1}, {Key: "dead.at", Value: -1}, {Key: "_id", Value: -1}}
 	deadPart    = bson.D{{Key: "dead", Value: bson.D{{Key: "$exists", Value: true}}}}
 )
 
@@ -196,7 +196,7 @@ func TestOpenNamesAnIndexThatStandsInTheWay(t *testing.T) {
 		for _, spec := range []bson.D{
 			indexSpec("mongoq_ready", bson.D{{Key: "q", Value: 1}, {Key: "when", Value: 1}}, readyPart),
 			indexSpec("mongoq_history", historyKeys, readyPart),
-			{{Key: "name", Value: "mongoq_dead"}, {Key: "key", Value: deadKeys}},
+			{{Key: "name", Value: "mongoq_died"}, {Key: "key", Value: deadKeys}},
 			indexSpec("mongoq_ttl", bson.D{{Key: "expireAt", Value: -1}}, ttlPart),
 		} {
 			require.NoError(t, db.Collection("mongoq").Drop(t.Context()))

@@ -2,13 +2,30 @@ package mongoq
 
 import (
 	"maps"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// HistoryOption is an option of History.List, Page and Count.
-type HistoryOption interface{ applyHistory(*selection) error }
+type (
+	// HistoryOption is an option of History.List, Page and Count.
+	HistoryOption interface{ applyHistory(*selection) error }
+	// DeadLetterOption is an option of DeadLetters.List, Page and Count.
+	DeadLetterOption interface{ applyDeadLetter(*selection) error }
+	// PurgeOption is an option of DeadLetters.Purge.
+	PurgeOption interface{ applyPurge(*redriveSettings) error }
+
+	// SelectOption says which envelopes are meant, of the history or of the dead letters. It is an option of each call
+	// that reads them, and of ReplayMany, DeadLetters.Redrive and DeadLetters.Purge.
+	SelectOption interface {
+		HistoryOption
+		DeadLetterOption
+		ReplayOption
+		RedriveOption
+		PurgeOption
+	}
+)
 
 // selection says which envelopes of a list are meant. The zero value means all.
 type selection struct {
@@ -17,6 +34,7 @@ type selection struct {
 	some         bool // only those ids
 	headers      map[string]string
 	outcome      Outcome
+	kinds        []DeadKind
 	limit        int // 0: not given
 	cursor       string
 }
@@ -61,9 +79,19 @@ func (s *selection) spanBelow(at time.Time) bson.D {
 	return below.span()
 }
 
+// where makes one condition of tests; none of none.
+func where(tests bson.A) bson.D {
+	switch len(tests) {
+	case 0:
+		return nil
+	case 1:
+		return op("$expr", tests[0])
+	}
+	return op("$expr", op("$and", tests))
+}
+
 // tests are the conditions that no index serves.
-func (s *selection) tests() bson.D {
-	var all bson.A
+func (s *selection) tests() (all bson.A) {
 	for _, k := range sortedKeys(s.headers) {
 		all = append(all, op("$eq", bson.A{
 			op("$getField", bson.D{field("field", literal(k)), field("input", "$headers")}), literal(s.headers[k]),
@@ -76,22 +104,29 @@ func (s *selection) tests() bson.D {
 	case OutcomeDropped:
 		all = append(all, dropped)
 	}
-	if all == nil {
-		return nil
-	}
-	return op("$expr", op("$and", all))
+	return all
 }
 
 // selecting is an option that is part of a selection.
 type selecting func(*selection) error
 
-func (o selecting) applyHistory(s *selection) error { return o(s) }
+func (o selecting) applyHistory(s *selection) error       { return o(s) }
+func (o selecting) applyDeadLetter(s *selection) error    { return o(s) }
+func (o selecting) applyReplay(s *replaySettings) error   { return o(&s.selection) }
+func (o selecting) applyRedrive(s *redriveSettings) error { return o(&s.selection) }
+func (o selecting) applyPurge(s *redriveSettings) error   { return o(&s.selection) }
 
-// Since leaves out what was committed before t. The rule: t lies in the years 1970 to 9999.
-func Since(t time.Time) interface {
-	HistoryOption
-	ReplayOption
-} {
+// IDs restricts the call to these envelopes; ids that are not there are passed over. Given more than once, all of them
+// count.
+func IDs(ids ...bson.ObjectID) SelectOption {
+	return selecting(func(s *selection) error {
+		s.ids, s.some = append(slices.Clone(s.ids), ids...), true
+		return nil
+	})
+}
+
+// Since leaves out what was committed, or of dead letters what died, before t. The rule: t lies in the years 1970 to 9999.
+func Since(t time.Time) SelectOption {
 	return selecting(func(s *selection) error {
 		at, err := moment("Since", t)
 		s.since = at
@@ -99,11 +134,8 @@ func Since(t time.Time) interface {
 	})
 }
 
-// Until leaves out what was committed at t or after it. The rule: t lies in the years 1970 to 9999, and after Since.
-func Until(t time.Time) interface {
-	HistoryOption
-	ReplayOption
-} {
+// Until leaves out what was committed, or of dead letters what died, at t or after it. The rule: t lies in the years 1970 to 9999, and after Since.
+func Until(t time.Time) SelectOption {
 	return selecting(func(s *selection) error {
 		at, err := moment("Until", t)
 		s.until = at
@@ -113,10 +145,7 @@ func Until(t time.Time) interface {
 
 // Header leaves out what has not this header with this value; given more than once, all of them must match. No index
 // serves it: every envelope of the time span is read until there are enough. The rule is that of Headers.
-func Header(key, value string) interface {
-	HistoryOption
-	ReplayOption
-} {
+func Header(key, value string) SelectOption {
 	return selecting(func(s *selection) error {
 		m := maps.Clone(s.headers)
 		if m == nil {
@@ -143,13 +172,10 @@ func WithOutcome(o Outcome) interface {
 	})
 }
 
-// Limit is how many envelopes a call gives, counts or replays at the most. A page has 50 by default, the others have no
+// Limit is how many envelopes a call is about at the most. A page has 50 by default, the others have no
 // limit.
 // The rule: n >= 1; of a page, at most 1,000.
-func Limit(n int) interface {
-	HistoryOption
-	ReplayOption
-} {
+func Limit(n int) SelectOption {
 	return selecting(func(s *selection) error {
 		s.limit = n
 		if n < 1 {
@@ -161,7 +187,10 @@ func Limit(n int) interface {
 
 // Cursor begins where a page ended: it is that page's Next. An empty one begins at the front. It holds a place and
 // nothing else: give the other options again. It does not age, and outlives the envelope it was made of.
-func Cursor(next string) HistoryOption {
+func Cursor(next string) interface {
+	HistoryOption
+	DeadLetterOption
+} {
 	return selecting(func(s *selection) error {
 		s.cursor = next
 		return nil

@@ -162,7 +162,7 @@ func TestChildProcess(t *testing.T) {
 	}
 	map[string]func(context.Context, *testing.T, childSpec, func(childSays)){
 		"starts": childStarts, "holds": childHolds, "ledger": childLedger, "idle": childIdle, "leaks": childLeaks,
-		"joins": childJoins,
+		"joins": childJoins, "redrives": childRedrives,
 	}[spec.Role](ctx, t, spec, say)
 }
 

@@ -308,8 +308,12 @@ func hop(from any) bson.D {
 }
 
 // dead-letter: holder's guard; a move to the dead-letter queue that keeps its retries and says why. It has no expiry,
-// whatever deadline it had. from may be an expression.
-func deadLetterUpdate(last, from any, to string, kind DeadKind, msg string, failed bool, p patch, had map[string]string) bson.A {
+// whatever deadline it had, unless dead letters are kept for a time only. from may be an expression.
+func deadLetterUpdate(last, from any, to string, kind DeadKind, msg string, failed bool, p patch, had map[string]string, keep time.Duration) bson.A {
+	var expireAt any = "$$REMOVE"
+	if keep > 0 {
+		expireAt = later(keep)
+	}
 	fields := bson.D{
 		field("q", literal(to)),
 		field("when", now),
@@ -319,7 +323,7 @@ func deadLetterUpdate(last, from any, to string, kind DeadKind, msg string, fail
 		field("dead", bson.D{
 			field("from", from), field("at", now), field("kind", literal(string(kind))), field("msg", literal(msg)),
 		}),
-		field("expireAt", "$$REMOVE"),
+		field("expireAt", expireAt),
 	}
 	if failed {
 		fields = append(fields, field("errs", appended("errs", failure(plusOne("retries"), msg), keptFailures)))
@@ -336,15 +340,30 @@ func expireFilter(q string, ids []bson.RawValue) bson.D {
 	}
 }
 
-// redrive: takes dead letters that nobody holds back to where they came from, with a fresh start: no retries, no
-// deadline. Nothing matched: somebody else did.
-func redriveUpdate(token bson.ObjectID) bson.A {
-	return dropLease(set(
-		field("q", "$dead.from"),
+// redrive: takes dead letters that nobody holds back to where they came from, or elsewhere, with a fresh start: no
+// retries, no deadline. Nothing matched: somebody else did.
+func redriveUpdate(token bson.ObjectID, s redriveSettings) bson.A {
+	var to any = "$dead.from"
+	if s.to != nil {
+		to = literal(s.to.name)
+	}
+	fields := bson.D{
+		field("q", to),
 		field("when", now),
 		field("retries", 0),
 		field("moves", plusOne("moves")),
 		field("hops", appended("hops", hop("$q"), keptHops)),
 		field("last", lastOf(token, verbRedrive)),
-	), "dead", "deadline", "expireAt", "loops")
+	}
+	if s.patch.payload != nil {
+		fields = append(fields, field("payload", literal(*s.patch.payload)))
+	}
+	switch {
+	case s.patch.set && s.patch.merge:
+		had := cond(isType("headers", "object"), "$headers", literal(bson.D{}))
+		fields = append(fields, field("headers", op("$mergeObjects", bson.A{had, literal(s.patch.headers)})))
+	case s.patch.set:
+		fields = append(fields, field("headers", literal(s.patch.result(nil))))
+	}
+	return dropLease(set(fields...), "dead", "deadline", "expireAt", "loops")
 }
