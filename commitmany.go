@@ -76,7 +76,7 @@ func (s *Store) commitRound(ctx context.Context, rs []*Reservation, tell func(*R
 			tell(r, ErrLeaseLost)
 			continue
 		}
-		v := r.committing(nil)
+		v := r.committing(commitSettings{})
 		v.tried, v.joined = r.tried[verbCommit], r.joined
 		calls = append(calls, &call[*settlement]{item: v, answer: make(chan error, 1)})
 	}

@@ -86,7 +86,7 @@ func (c *finishing) settle(ctx context.Context, r *Reservation) (EventKind, erro
 		return kind, err
 	}
 	defer r.mu.unlock()
-	err := r.commitLocked(ctx, c.result)
+	err := r.commitLocked(ctx, commitSettings{result: c.result})
 	if err == nil {
 		r.s.tellEnd(ctx, r, c.how)
 	}

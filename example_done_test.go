@@ -308,3 +308,34 @@ func ExampleHistory_ReplayMany() {
 	// 2 replayed, 2 to do
 	// for bob again, by the outage of monday
 }
+
+// SetRetention changes for how long what is in the history stays.
+func ExampleHistory_SetRetention() {
+	ctx := context.Background()
+	mails, done := exampleQueue("mails", mongoq.QueueConfig{Retention: time.Hour}, "for ada", "for bob")
+	defer done()
+	for _, opts := range [][]mongoq.CommitOption{nil, {mongoq.Retain(mongoq.KeepForever)}} {
+		r, err := mails.Reserve(ctx)
+		if err != nil {
+			panic(err)
+		}
+		if err := r.Commit(ctx, opts...); err != nil {
+			panic(err)
+		}
+	}
+	n, err := mails.History().SetRetention(ctx, 24*time.Hour)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(n)
+	for e, err := range mails.History().List(ctx) {
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(textOf(e), "kept for", e.ExpireAt.Sub(e.Processed))
+	}
+	// Output:
+	// 2
+	// for bob kept for 24h0m0s
+	// for ada kept for 24h0m0s
+}

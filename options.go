@@ -56,7 +56,10 @@ type pushSettings struct {
 
 type reserveSettings struct{ lease time.Duration }
 
-type commitSettings struct{ result *bson.RawValue }
+type commitSettings struct {
+	result *bson.RawValue
+	retain *time.Duration
+}
 
 type rollbackSettings struct {
 	after *time.Duration
@@ -335,6 +338,21 @@ func (o resultOption) applyCommit(s *commitSettings) error {
 	v, err := encode("Result", o.v)
 	s.result = &v
 	return err
+}
+
+type retainOption time.Duration
+
+// Retain says how long this envelope stays in the history, in place of the queue's Retention: 0 deletes it, KeepForever
+// keeps it. The queue's RetentionSpread is added all the same. The rule: KeepForever, 0 or >= 1 ms.
+func Retain(d time.Duration) CommitOption { return retainOption(d) }
+
+func (o retainOption) applyCommit(s *commitSettings) error {
+	d := time.Duration(o)
+	s.retain = &d
+	if d != KeepForever && d != 0 && d < time.Millisecond {
+		return invalid("Retain must be KeepForever, 0 (none) or >= 1ms, got %v", d)
+	}
+	return nil
 }
 
 type afterOption time.Duration

@@ -53,10 +53,17 @@ type QueueConfig struct {
 	TTL time.Duration
 
 	// Retention is how long a committed envelope stays in the history. Zero deletes it on commit, KeepForever keeps it.
-	// It applies to what is committed from now on.
+	// It applies to what is committed from now on, by this handle; for what is there see History.SetRetention. Retain says
+	// otherwise for one envelope.
 	//
 	// Defaults to 0.
 	Retention time.Duration
+
+	// RetentionSpread is the most that is added to the Retention of each envelope, at random, so that what was done in one
+	// burst is not forgotten in one. The rule: 0, or at least 1 ms.
+	//
+	// Defaults to 0.
+	RetentionSpread time.Duration
 
 	// PollInterval is how often one who waits looks for envelopes that nothing rang for: those of other processes. Due
 	// times and pushes of this process don't wait for it. The rule: at least 1 ms.
@@ -151,6 +158,8 @@ func (cfg *QueueConfig) check(name string) error {
 		return invalid("TTL must be 0 (none) or >= 1ms, got %v", cfg.TTL)
 	case cfg.Retention != KeepForever && cfg.Retention != 0 && cfg.Retention < time.Millisecond:
 		return invalid("Retention must be KeepForever, 0 (none) or >= 1ms, got %v", cfg.Retention)
+	case cfg.RetentionSpread != 0 && cfg.RetentionSpread < time.Millisecond:
+		return invalid("RetentionSpread must be 0 (none) or >= 1ms, got %v", cfg.RetentionSpread)
 	case cfg.DeadRetention != 0 && cfg.DeadRetention < time.Millisecond:
 		return invalid("DeadRetention must be 0 (kept) or >= 1ms, got %v", cfg.DeadRetention)
 	case cfg.PollInterval < time.Millisecond:

@@ -285,6 +285,7 @@ func OnProgress(f func(Progress)) interface {
 	ReplayOption
 	RedriveOption
 	PurgeOption
+	RetentionOption
 } {
 	return progressOption(f)
 }

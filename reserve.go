@@ -120,6 +120,7 @@ func (q *Queue) pop(ctx context.Context, reserve func(context.Context, ...Reserv
 }
 
 // Commit ends the envelope's life: the work is done. With Retention it stays in the history, else it is deleted.
+// Options: Result, Retain.
 func (r *Reservation) Commit(ctx context.Context, opts ...CommitOption) error {
 	var set commitSettings
 	for _, o := range opts {
@@ -134,18 +135,22 @@ func (r *Reservation) Commit(ctx context.Context, opts ...CommitOption) error {
 		return err
 	}
 	defer r.mu.unlock()
-	return r.commitLocked(ctx, set.result)
+	return r.commitLocked(ctx, set)
 }
 
-func (r *Reservation) commitLocked(ctx context.Context, result *bson.RawValue) error {
-	return r.settleLocked(ctx, r.committing(result))
+func (r *Reservation) commitLocked(ctx context.Context, set commitSettings) error {
+	return r.settleLocked(ctx, r.committing(set))
 }
 
 // committing is the commit as it goes to the server.
-func (r *Reservation) committing(result *bson.RawValue) *settlement {
+func (r *Reservation) committing(set commitSettings) *settlement {
 	v := &settlement{r: r, verb: verbCommit}
-	if keep := r.q.cfg.Retention; keep != 0 {
-		v.update, v.retention, v.shared = commitUpdate(keep, result), keep, result == nil
+	keep := retention{r.q.cfg.Retention, r.q.cfg.RetentionSpread}
+	if set.retain != nil {
+		keep.time = *set.retain
+	}
+	if keep.time != 0 {
+		v.update, v.keep, v.shared = commitUpdate(keep, set.result), keep, set.result == nil
 	}
 	return v
 }

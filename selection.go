@@ -24,6 +24,7 @@ type (
 		ReplayOption
 		RedriveOption
 		PurgeOption
+		RetentionOption
 	}
 )
 
@@ -116,6 +117,8 @@ func (o selecting) applyReplay(s *replaySettings) error   { return o(&s.selectio
 func (o selecting) applyRedrive(s *redriveSettings) error { return o(&s.selection) }
 func (o selecting) applyPurge(s *redriveSettings) error   { return o(&s.selection) }
 
+func (o selecting) applyRetention(s *retentionSettings) error { return o(&s.selection) }
+
 // IDs restricts the call to these envelopes; ids that are not there are passed over. Given more than once, all of them
 // count.
 func IDs(ids ...bson.ObjectID) SelectOption {
@@ -162,6 +165,7 @@ func Header(key, value string) SelectOption {
 func WithOutcome(o Outcome) interface {
 	HistoryOption
 	ReplayOption
+	RetentionOption
 } {
 	return selecting(func(s *selection) error {
 		s.outcome = o

@@ -24,16 +24,16 @@ const (
 
 // settlement is a holder's verb on the way to the server.
 type settlement struct {
-	r         *Reservation
-	verb      string
-	update    bson.A        // nil: the envelope is deleted
-	to        string        // the queue that it is in then; empty: none, it is done
-	in        time.Duration // in how long it is due there
-	shared    bool          // the update is the same for all of this verb, target and retention under one token
-	retention time.Duration
-	tried     bool      // an earlier answer was lost
-	joined    bool      // a verb of the reservation has joined a transaction
-	sent      time.Time // first: what it makes due is due since then at the earliest
+	r      *Reservation
+	verb   string
+	update bson.A        // nil: the envelope is deleted
+	to     string        // the queue that it is in then; empty: none, it is done
+	in     time.Duration // in how long it is due there
+	shared bool          // the update is the same for all of this verb, target and retention under one token
+	keep   retention
+	tried  bool      // an earlier answer was lost
+	joined bool      // a verb of the reservation has joined a transaction
+	sent   time.Time // first: what it makes due is due since then at the earliest
 }
 
 func (v *settlement) guard() bson.D { return holder(v.r.ID, v.r.lease) }
@@ -148,16 +148,16 @@ func (s *Store) settleUpdates(ctx context.Context, calls []*call[*settlement]) {
 		return
 	}
 	type group struct {
-		lease     bson.ObjectID
-		verb, to  string
-		retention time.Duration
+		lease    bson.ObjectID
+		verb, to string
+		keep     retention
 	}
 	shared := map[group][]*call[*settlement]{}
 	var models []mongo.WriteModel
 	for _, c := range calls {
 		c.item.sends()
 		if c.item.shared {
-			g := group{c.item.r.lease, c.item.verb, c.item.to, c.item.retention}
+			g := group{c.item.r.lease, c.item.verb, c.item.to, c.item.keep}
 			shared[g] = append(shared[g], c)
 			continue
 		}

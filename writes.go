@@ -225,16 +225,44 @@ func extendUpdate(d time.Duration, p ExpirePolicy) bson.A {
 
 // commit into the history: holder's guard; processed now, to be forgotten after retention. The lease stays, as
 // evidence of who committed. Without a history a commit is a delete under the same guard.
-func commitUpdate(retention time.Duration, result *bson.RawValue) bson.A {
-	var expireAt any = "$$REMOVE"
-	if retention != KeepForever {
-		expireAt = later(retention)
-	}
-	fields := bson.D{field("processed", now), field("expireAt", expireAt)}
+func commitUpdate(keep retention, result *bson.RawValue) bson.A {
+	fields := bson.D{field("processed", now), field("expireAt", keep.expireAt(now))}
 	if result != nil {
 		fields = append(fields, field("result", literal(*result)))
 	}
 	return set(fields...)
+}
+
+// retention is for how long a finished envelope is kept.
+type retention struct {
+	time   time.Duration
+	spread time.Duration // the most that is added at random, to each its own
+}
+
+// expireAt is when what was committed at a time may be forgotten.
+func (k retention) expireAt(committed any) any {
+	if k.time == KeepForever {
+		return "$$REMOVE"
+	}
+	sum := bson.A{committed, millis(k.time)}
+	if k.spread > 0 {
+		sum = append(sum, op("$floor", op("$multiply", bson.A{op("$rand", bson.D{}), millis(k.spread) + 1})))
+	}
+	return op("$add", sum)
+}
+
+// retention changed: of what is finished, by id. Nothing else of a finished envelope ever changes. Nothing matched: it
+// has been forgotten.
+func retentionFilter(ids []bson.RawValue) bson.D {
+	return bson.D{field("_id", op("$in", ids)), field("processed", op("$type", "date"))}
+}
+
+func retentionUpdate(keep retention) bson.A {
+	at := keep.expireAt("$processed")
+	if at != "$$REMOVE" {
+		at = cond(isType("processed", "date"), at, "$expireAt")
+	}
+	return set(field("expireAt", at))
 }
 
 // rollback: holder's guard; it waits, one retry more, with the failure noted.
