@@ -60,8 +60,8 @@ func (m *sameMove) of(r *Reservation) bson.A {
 
 // finishing is a commit with a result, which may be why the envelope was dropped.
 type finishing struct {
-	result *bson.RawValue
-	how    ending
+	set commitSettings
+	how ending
 }
 
 func (*finishing) leads() []string { return nil }
@@ -86,7 +86,7 @@ func (c *finishing) settle(ctx context.Context, r *Reservation) (EventKind, erro
 		return kind, err
 	}
 	defer r.mu.unlock()
-	err := r.commitLocked(ctx, commitSettings{result: c.result})
+	err := r.commitLocked(ctx, c.set)
 	if err == nil {
 		r.s.tellEnd(ctx, r, c.how)
 	}

@@ -194,3 +194,21 @@ func TestWhatExpiresAtNoDateNeverExpires(t *testing.T) {
 		require.EqualValues(t, len(odd), n)
 	})
 }
+
+// A stage that ends an envelope may say for how long it is kept, too.
+func TestAStageSaysForHowLongItsEndIsKept(t *testing.T) {
+	t.Parallel()
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		store := openStore(t, db)
+		p := newPipeline(t, store, &mongoq.Stage{Name: "end", Handler: func(context.Context, *mongoq.Reservation) (mongoq.Route, error) {
+			return mongoq.Done(mongoq.Retain(time.Hour), mongoq.Result("kept")), nil
+		}})
+		id, err := p.Push(t.Context(), "x")
+		require.NoError(t, err)
+		runPipeline(t, p)
+		require.Eventually(t, func() bool {
+			e, err := store.Get(t.Context(), id)
+			return err == nil && !e.Processed.IsZero() && e.ExpireAt.Equal(e.Processed.Add(time.Hour)) && e.Result.StringValue() == "kept"
+		}, late, 5*time.Millisecond)
+	})
+}

@@ -159,7 +159,7 @@ func (st *stage) course(r *Reservation, route Route) (course, error) {
 	if err != nil {
 		return nil, err
 	}
-	return st.end(r, ending{Verb: endedDone}, set.patch.payload)
+	return st.end(r, ending{Verb: endedDone}, commitSettings{result: set.patch.payload})
 }
 
 func (st *stage) goTo(r *Reservation, route Route) (course, error) {
@@ -270,7 +270,7 @@ func (st *stage) finish(r *Reservation, route Route) (course, error) {
 			return nil, err
 		}
 	}
-	return st.end(r, ending{Verb: endedDone}, set.result)
+	return st.end(r, ending{Verb: endedDone}, set)
 }
 
 func (st *stage) drop(r *Reservation, reason string) (course, error) {
@@ -278,24 +278,27 @@ func (st *stage) drop(r *Reservation, reason string) (course, error) {
 	if err != nil {
 		return nil, err
 	}
-	return st.end(r, ending{Verb: endedDropped, Msg: reason}, &v)
+	return st.end(r, ending{Verb: endedDropped, Msg: reason}, commitSettings{result: &v})
 }
 
 // end is the course of an envelope whose way ends here. A part that a join waits for tells it so: by its place in the
 // history, or where there is none, by going there without its content.
-func (st *stage) end(r *Reservation, how ending, result *bson.RawValue) (course, error) {
+func (st *stage) end(r *Reservation, how ending, set commitSettings) (course, error) {
 	keep := st.queue.cfg.Retention != 0
+	if set.retain != nil {
+		keep = *set.retain != 0
+	}
 	if p := r.Part; p != nil && p.join != "" && !keep {
 		doc := partDoc(p.Of, p.fork, p.Index, p.Count, p.Branch, p.join)
 		doc = append(doc, field("end", bson.D{field("verb", how.Verb), field("msg", cut(how.Msg))}))
-		set := moveSettings{more: bson.D{field("part", literal(doc)), field("payload", nil)}}
-		return &moving{to: p.join, set: set}, nil
+		told := moveSettings{more: bson.D{field("part", literal(doc)), field("payload", nil)}}
+		return &moving{to: p.join, set: told}, nil
 	}
-	if result != nil && !keep {
-		result = nil
+	if !keep {
+		set.result = nil
 	}
-	if result != nil && r.size+len(result.Value) > MaxEnvelopeSize {
-		return nil, tooLargeError(r.size + len(result.Value))
+	if v := set.result; v != nil && r.size+len(v.Value) > MaxEnvelopeSize {
+		return nil, tooLargeError(r.size + len(v.Value))
 	}
-	return &finishing{result: result, how: how}, nil
+	return &finishing{set: set, how: how}, nil
 }
