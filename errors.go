@@ -114,7 +114,11 @@ func invalid(format string, args ...any) error {
 
 // unknown wraps the causes of an outcome that could not be told.
 func unknown(causes ...error) error {
-	return fmt.Errorf("%w: %w", ErrOutcomeUnknown, errors.Join(causes...))
+	cause := errors.Join(causes...)
+	if cause == nil {
+		cause = errors.New("an earlier answer was lost, and nothing that is stored tells")
+	}
+	return fmt.Errorf("%w: %w", ErrOutcomeUnknown, cause)
 }
 
 // Codes of the server's src/mongo/base/error_codes.yml.

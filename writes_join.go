@@ -68,16 +68,18 @@ func endedWrite(p *Part, id bson.ObjectID, end ending) (filter bson.D, update bs
 	return append(gatherFilter(p, id, len(m.Msg)+len(m.Branch)+endedSize), field("join.ended.id", op("$ne", id))), endedUpdate(&m)
 }
 
-// settledParts is how many parts a whole waits for no more.
-func settledParts() bson.D {
-	return op("$add", bson.A{op("$size", "$join.got"), op("$size", "$join.ended")})
+// settled is true of a whole that waits for no more parts. The server may ask that of a document before it asks whether it
+// is that whole: one that has gone on has no parts.
+func settled() bson.D {
+	count := func(parts string) bson.D { return cond(op("$isArray", parts), op("$size", parts), 0) }
+	return op("$and", bson.A{
+		op("$isNumber", "$join.n"), op("$gte", bson.A{op("$add", bson.A{count("$join.got"), count("$join.ended")}), "$join.n"}),
+	})
 }
 
 // complete has a whole that now has all its parts looked at soon: should nobody live to close it.
 func complete(p bson.A) bson.A {
-	due := op("$and", bson.A{
-		op("$gte", bson.A{settledParts(), "$join.n"}), isType("reserved", "missing"), isType("dead", "missing"),
-	})
+	due := op("$and", bson.A{settled(), isType("reserved", "missing"), isType("dead", "missing")})
 	return append(p, set(field("when", cond(due, later(lookSoon), "$when")))...)
 }
 
@@ -99,7 +101,7 @@ func without(id bson.ObjectID) bson.D {
 func completeFilter(w whole) bson.D {
 	return bson.D{
 		field("_id", w.id), field("processed", nil), field("join.fork", w.fork),
-		field("$expr", op("$gte", bson.A{settledParts(), "$join.n"})),
+		field("$expr", settled()),
 	}
 }
 
@@ -120,7 +122,7 @@ func reviveFilter(w whole) bson.D {
 }
 
 // hold: holder's guard; the whole goes on waiting, without those parts that will not come. If it was closed meanwhile it
-// is due.
+// is due; if it has all its parts, whoever put in the last while it was held may not live to close it.
 func holdUpdate(lease bson.ObjectID, d time.Duration, missing bson.A, p ExpirePolicy) bson.A {
 	arrived := op("$map", bson.D{field("input", "$join.got"), field("in", "$$this.id")})
 	known := op("$map", bson.D{field("input", "$join.ended"), field("in", "$$this.id")})
@@ -129,13 +131,13 @@ func holdUpdate(lease bson.ObjectID, d time.Duration, missing bson.A, p ExpirePo
 		field("cond", op("$not", op("$in", bson.A{"$$this.id", op("$concatArrays", bson.A{arrived, known})}))),
 	})
 	closed := op("$eq", bson.A{op("$type", "$join.closed"), "date"})
-	return dropLease(set(
-		field("when", cond(closed, now, later(d))),
+	held := set(
 		field("join.looks", plusOne("join.looks")),
 		field("join.ended", cond(closed, "$join.ended", op("$concatArrays", bson.A{"$join.ended", fresh}))),
 		field("last", lastOf(lease, verbRelease)),
 		field("expireAt", expiryWaiting(p)),
-	))
+	)
+	return dropLease(append(held, set(field("when", cond(closed, now, cond(settled(), later(min(d, lookSoon)), later(d)))))...))
 }
 
 // tell: a whole that waits for a part that died is looked at now. Nothing matched: it is looked at, or was.
