@@ -134,6 +134,8 @@ const (
 	codeConflictingOperation   = 117
 	codePrimarySteppedDown     = 189
 	codeExceededTimeLimit      = 262
+	codeTemporarilyUnavailable = 365
+	codeTooLargeForCache       = 388
 	codeObjectTooLarge         = 10334
 	codeNotWritablePrimary     = 10107
 	codeDuplicateKey           = 11000
@@ -145,6 +147,7 @@ const (
 	codeNotPrimaryOrSecondary  = 13436
 	codeResultTooLarge         = 17419
 	codeUpdateTooLarge         = 17420
+	codeRolledBack             = -31800 // the storage engine's own: before 6.2 in place of codeTooLargeForCache
 )
 
 // Codes a server answers with when it may have stopped in the middle of a command.
@@ -155,6 +158,9 @@ var interruptedCodes = []int{
 
 // Codes of a server that refused a write because it is not the primary: sending it again finds the new one.
 var notPrimaryCodes = []int{codeNotWritablePrimary, codeNotPrimaryNoSecondary, codeNotPrimaryOrSecondary}
+
+// Codes of a server whose cache is full of others' writes: it has undone this one, which fits when they are through.
+var fullCodes = []int{codeTemporarilyUnavailable, codeTooLargeForCache, codeRolledBack}
 
 func hasCode(err error, codes ...int) bool {
 	var se mongo.ServerError
@@ -183,9 +189,9 @@ func mayHaveHappened(err error) bool {
 	return hasCode(err, interruptedCodes...)
 }
 
-// worthRetrying tells a refusal that another attempt may get past: the primary has moved.
+// worthRetrying tells a refusal that another attempt may get past: the primary has moved, or its cache was full.
 func worthRetrying(err error) bool {
-	if hasCode(err, notPrimaryCodes...) {
+	if hasCode(err, notPrimaryCodes...) || hasCode(err, fullCodes...) {
 		return true
 	}
 	// The driver's pool was closed before the command was sent.

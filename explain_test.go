@@ -2,6 +2,7 @@ package mongoq_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"testing"
@@ -98,12 +99,26 @@ func (s *spy) last(t testing.TB, name string) bson.Raw {
 	return nil
 }
 
-// insertRaw stores documents as they are, past the validator and fast.
+// insertRaw stores documents as they are, past the validator and fast. While other tests fill the server's small cache it
+// refuses large ones, which go again.
 func insertRaw(t testing.TB, db *mongo.Database, docs []any) {
 	t.Helper()
-	_, err := db.Collection("mongoq", options.Collection().SetWriteConcern(writeconcern.W1())).
-		InsertMany(t.Context(), docs, options.InsertMany().SetOrdered(false).SetBypassDocumentValidation(true))
-	require.NoError(t, err)
+	coll := db.Collection("mongoq", options.Collection().SetWriteConcern(writeconcern.W1()))
+	require.Eventually(t, func() bool {
+		_, err := coll.InsertMany(t.Context(), docs, options.InsertMany().SetOrdered(false).SetBypassDocumentValidation(true))
+		var be mongo.BulkWriteException
+		if !errors.As(err, &be) {
+			require.NoError(t, err)
+			return true
+		}
+		var again []any
+		for _, we := range be.WriteErrors {
+			require.True(t, mongoq.CacheIsFull(we), "%v", err)
+			again = append(again, docs[we.Index])
+		}
+		docs = again
+		return false
+	}, late, 100*time.Millisecond)
 }
 
 // rawDocs makes n documents, encoded once and for all.

@@ -11,6 +11,9 @@ import (
 // What tests see of the inside.
 var CheckVersion = checkVersion
 
+// CacheIsFull tells a write that the server undid for want of room in its cache.
+func CacheIsFull(err error) bool { return hasCode(err, fullCodes...) }
+
 // Line tells how many wait in line for a queue in this process, and whether the goroutine that serves them runs, and
 // sleeps.
 func Line(s *Store, queue string) (waiters int, serving, asleep bool) {

@@ -792,3 +792,31 @@ func (r *underway) ended() bool {
 		return false
 	}
 }
+
+// A server undoes a write while its cache is full of others': what was refused so goes again.
+func TestAServerWhoseCacheIsFull(t *testing.T) {
+	t.Parallel()
+	eachKind(t, func(t *testing.T, kind mongotest.Kind) {
+		db := mongotest.Faulty(t, kind)
+		q := newQueue(t, openStore(t, db), "q")
+		for _, code := range []int{365, 388} {
+			while := func(command string, do func() error) {
+				heal := mongotest.Fail(t, db, mongotest.Times(2), bson.D{
+					{Key: "failCommands", Value: bson.A{command}}, {Key: "errorCode", Value: code},
+					{Key: "namespace", Value: db.Name() + ".mongoq"},
+				})
+				require.NoError(t, do(), "%s, %d", command, code)
+				require.Equal(t, 2, heal())
+			}
+			while("insert", func() error { _, err := q.Push(t.Context(), 1); return err })
+			while("insert", func() error { _, err := q.PushMany(t.Context(), []any{2, 3}); return err })
+			rs, err := q.ReserveMany(t.Context(), 3)
+			require.NoError(t, err)
+			require.Len(t, rs, 3)
+			while("update", func() error { return rs[0].Release(t.Context()) })
+			while("delete", func() error { return rs[1].Commit(t.Context()) })
+			while("update", func() error { return rs[2].MoveToQ(t.Context(), "elsewhere") })
+			require.NoError(t, reserve(t, q).Commit(t.Context()))
+		}
+	})
+}

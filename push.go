@@ -473,6 +473,8 @@ func (s *Store) insertBatch(ctx context.Context, parcels []*parcel, batch []int,
 			errs[i] = s.sameStored(ctx, parcels[i])
 		case tooLarge(we):
 			errs[i] = tooLargeError(len(parcels[i].doc))
+		case worthRetrying(we):
+			errs[i] = s.insert(ctx, parcels[i])
 		default:
 			errs[i] = we
 		}
