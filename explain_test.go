@@ -244,6 +244,7 @@ func TestHistoryAndDelayedEnvelopesDoNotSlowClaims(t *testing.T) {
 		require.LessOrEqual(t, next.keys, int64(10), "of the question for the next due time")
 		require.Equal(t, []string{"mongoq_ready"}, next.indexes)
 		w.cancel()
+		requireNobody(t, store, "work") // who would claim one of the next for nobody, and give it back
 
 		// A claim of several: one that reads whole envelopes, and one that doesn't.
 		for i := range 3 {
