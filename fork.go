@@ -252,7 +252,7 @@ func (s *Store) forkTogether(ctx context.Context, vs []*forked) error {
 		}
 		copies = append(copies, v.copies...)
 	}
-	defer s.noteFork(ctx, session)()
+	done := s.noteTransaction(ctx, session)
 	_, err = session.WithTransaction(ctx, func(ctx context.Context) (any, error) {
 		// The copies first, which nobody sees: the originals are locked for a moment only.
 		if _, err := s.envs.InsertMany(ctx, copies); err != nil {
@@ -267,5 +267,6 @@ func (s *Store) forkTogether(ctx context.Context, vs []*forked) error {
 		}
 		return nil, nil
 	}, options.Transaction().SetWriteConcern(s.lasts).SetReadConcern(readconcern.Local()).SetReadPreference(readpref.Primary()))
+	done(err)
 	return err
 }

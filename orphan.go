@@ -10,11 +10,12 @@ import (
 )
 
 // A process that is killed in the middle of a transaction leaves it open, and the server holds what it has written for a
-// minute and a half: claims of those envelopes wait, and with them those behind. So a transaction of forks is noted in
-// <Collection>.forks while it runs, by its session, and whoever runs a stage that forks ends those that last too long.
+// minute and a half: claims of those envelopes wait, and with them those behind. So a transaction of forks, or of commits
+// into partitions, is noted in <Collection>.forks while it runs, by its session, and whoever runs a stage that forks, or has
+// a store with partitions, ends those that last too long.
 
 const (
-	// forkLasts is for how long a note holds: a transaction of forks takes milliseconds. Who lives renews it each forkRenew;
+	// forkLasts is for how long a note holds: such a transaction takes milliseconds. Who lives renews it each forkRenew;
 	// when it does not hold any more anybody may end the transaction. If its process was only held up, the driver then
 	// begins it again.
 	forkLasts = 5 * time.Second
@@ -23,9 +24,10 @@ const (
 	tendEvery = 2 * time.Second
 )
 
-// noteFork notes that a session has a transaction open, and gives what takes the note away. A note that fails costs the
-// server's minute and a half, should this process be killed.
-func (s *Store) noteFork(ctx context.Context, session *mongo.Session) (done func()) {
+// noteTransaction notes that a session has a transaction open, and gives what takes the note away, and ends the transaction
+// if it may still be open: its commit may not have come to the server. A note that fails costs the server's minute and a half,
+// should this process be killed.
+func (s *Store) noteTransaction(ctx context.Context, session *mongo.Session) (done func(error)) {
 	id := session.ID()
 	_, err := s.forking.UpdateOne(ctx, bson.D{field("_id", id)}, set(field("until", later(forkLasts))), options.UpdateOne().SetUpsert(true))
 	if err != nil {
@@ -35,19 +37,22 @@ func (s *Store) noteFork(ctx context.Context, session *mongo.Session) (done func
 	renewing := make(chan struct{})
 	go func() {
 		defer close(renewing)
-		s.renewFork(ctx, id, over)
+		s.renewNote(ctx, id, over)
 	}()
-	return func() {
+	return func(err error) {
 		close(over)
 		<-renewing
 		ctx, cancel := detached(ctx, claimTimeout)
 		defer cancel()
+		if mayHaveHappened(err) && s.db.RunCommand(ctx, bson.D{field("killSessions", bson.A{id})}).Err() != nil {
+			return // somebody ends it by the note
+		}
 		_, _ = s.forking.DeleteOne(ctx, bson.D{field("_id", id)}) // else somebody ends a session that does nothing
 	}
 }
 
-// renewFork renews a note until the transaction is over.
-func (s *Store) renewFork(ctx context.Context, id bson.Raw, over <-chan struct{}) {
+// renewNote renews a note until the transaction is over.
+func (s *Store) renewNote(ctx context.Context, id bson.Raw, over <-chan struct{}) {
 	t := time.NewTicker(forkRenew)
 	defer t.Stop()
 	for {
@@ -65,8 +70,8 @@ func (s *Store) renewFork(ctx context.Context, id bson.Raw, over <-chan struct{}
 	}
 }
 
-// tendForks ends the transactions that killed processes left, until ctx ends.
-func (s *Store) tendForks(ctx context.Context) {
+// tendTransactions ends the transactions that killed processes left, until ctx ends.
+func (s *Store) tendTransactions(ctx context.Context) {
 	for {
 		if err := s.endForks(ctx); err != nil && ctx.Err() == nil {
 			s.log.Debug("mongoq: transactions that were left open could not be ended; the server does so in time", "error", err)

@@ -193,7 +193,7 @@ func (p *Pipeline) Run(ctx context.Context, stages ...string) error {
 	tending, endTending := context.WithCancel(context.WithoutCancel(ctx))
 	defer endTending()
 	if slices.ContainsFunc(chosen, func(st *stage) bool { return len(st.Fork) > 0 }) {
-		tend.Go(func() { p.s.tendForks(tending) })
+		tend.Go(func() { p.s.tendTransactions(tending) })
 	}
 	<-ctx.Done()
 	for _, r := range runners {
