@@ -161,7 +161,7 @@ func (d *DeadLetters) hint(set *selection) any {
 
 // read reads the parts one after the other; n is how many are wanted, 0 all.
 func (d *DeadLetters) read(ctx context.Context, set *selection, parts []bson.D, n int) iter.Seq2[*Envelope, error] {
-	return d.q.s.listParts(ctx, parts, n, func() *options.FindOptionsBuilder {
+	return d.q.s.listParts(ctx, d.q.s.envs, parts, n, func() *options.FindOptionsBuilder {
 		return options.Find().SetHint(d.hint(set)).SetSort(deadIndex.keys)
 	})
 }
@@ -215,7 +215,7 @@ func (d *DeadLetters) rewriting(ctx context.Context, batch bson.D, set redriveSe
 	token := bson.NewObjectID()
 	var models []mongo.WriteModel
 	var failed error
-	for e, err := range d.q.s.list(ctx, batch, options.Find()) {
+	for e, err := range d.q.s.list(ctx, d.q.s.envs, batch, options.Find()) {
 		if err != nil {
 			return 0, err
 		}
@@ -308,11 +308,11 @@ func closeCursor(ctx context.Context, cur *mongo.Cursor) {
 }
 
 // listParts reads one filter after the other; n is how many are wanted, 0 all.
-func (s *Store) listParts(ctx context.Context, parts []bson.D, n int, find func() *options.FindOptionsBuilder) iter.Seq2[*Envelope, error] {
+func (s *Store) listParts(ctx context.Context, coll *mongo.Collection, parts []bson.D, n int, find func() *options.FindOptionsBuilder) iter.Seq2[*Envelope, error] {
 	return func(yield func(*Envelope, error) bool) {
 		left := n
 		for _, part := range parts {
-			for e, err := range s.list(ctx, part, find().SetLimit(int64(left))) {
+			for e, err := range s.list(ctx, coll, part, find().SetLimit(int64(left))) {
 				if !yield(e, err) || err != nil {
 					return
 				}
@@ -328,13 +328,13 @@ func (s *Store) listParts(ctx context.Context, parts []bson.D, n int, find func(
 }
 
 // list reads envelopes one by one.
-func (s *Store) list(ctx context.Context, filter bson.D, opts *options.FindOptionsBuilder) iter.Seq2[*Envelope, error] {
+func (s *Store) list(ctx context.Context, coll *mongo.Collection, filter bson.D, opts *options.FindOptionsBuilder) iter.Seq2[*Envelope, error] {
 	return func(yield func(*Envelope, error) bool) {
 		if err := s.open(); err != nil {
 			yield(nil, err)
 			return
 		}
-		cur, err := s.envs.Find(ctx, filter, opts)
+		cur, err := coll.Find(ctx, filter, opts)
 		if err != nil {
 			yield(nil, err)
 			return

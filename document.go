@@ -13,6 +13,11 @@ type document []byte
 
 func newDocument(size int) document { return make(document, 4, size) }
 
+// resumed is a document to which more is added.
+func resumed(raw bson.Raw, more int) document {
+	return append(make(document, 0, len(raw)+max(more, 0)), raw[:len(raw)-1]...)
+}
+
 func (d document) element(t bson.Type, name string) document {
 	d = append(d, byte(t))
 	d = append(d, name...)

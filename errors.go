@@ -124,6 +124,7 @@ func unknown(causes ...error) error {
 // Codes of the server's src/mongo/base/error_codes.yml.
 const (
 	codeMaxTimeMSExpired       = 50
+	codeUnauthorized           = 13
 	codeIndexNotFound          = 27
 	codeNamespaceNotFound      = 26
 	codeNamespaceExists        = 48

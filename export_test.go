@@ -71,3 +71,27 @@ func NoteFork(ctx context.Context, s *Store, session *mongo.Session, in time.Dur
 	_, err := s.forking.InsertOne(ctx, bson.D{field("_id", session.ID()), field("until", time.Now().Add(in))})
 	return err
 }
+
+// KeepOnce has a store keep its history now, if it has or gets the lease; watched tells what it is told.
+func KeepOnce(ctx context.Context, s *Store, me bson.ObjectID) (held bool, err error) {
+	state, err := s.holdKeeping(ctx, me)
+	if err != nil || state == nil {
+		return false, err
+	}
+	return true, s.keepOnce(ctx, me, &watch{s: s})
+}
+
+// Ahead has a store take the server's clock to be so far ahead, from now on.
+func Ahead(s *Store, d time.Duration) {
+	hello := s.clock.hello
+	s.clock.hello = func(ctx context.Context) (serverState, error) {
+		state, err := hello(ctx)
+		state.localTime = state.localTime.Add(d)
+		return state, err
+	}
+}
+
+// PartitionOf is the partition of what was committed at a time, to be kept for so long.
+func PartitionOf(s *Store, committed time.Time, keep time.Duration) string {
+	return s.partitionOf(committed, keep).name
+}

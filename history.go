@@ -2,12 +2,14 @@ package mongoq
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"iter"
 	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
@@ -34,7 +36,7 @@ func (h *History) List(ctx context.Context, opts ...HistoryOption) iter.Seq2[*En
 	if err != nil {
 		return func(yield func(*Envelope, error) bool) { yield(nil, err) }
 	}
-	return limited(h.s.finished(ctx, query, query.limit), query.limit)
+	return h.s.finished(ctx, query, query.limit)
 }
 
 // Page gives the next of the committed envelopes, the latest first: 50, or as Limit says. With the Next of a page as
@@ -55,7 +57,7 @@ func (h *History) Page(ctx context.Context, opts ...HistoryOption) (*Page, error
 	if err != nil {
 		return nil, err
 	}
-	return pageOf(limited(h.s.finished(ctx, query, n+1), n+1), n, func(e *Envelope) string {
+	return pageOf(h.s.finished(ctx, query, n+1), n, func(e *Envelope) string {
 		return place{at: e.Processed, id: e.ID}.cursor(listHistory)
 	})
 }
@@ -102,10 +104,111 @@ func (h *History) query(opts []HistoryOption) (query historyQuery, err error) {
 	return query, query.check()
 }
 
+// shelf is a collection that holds a part of the history, and the index by which that is read.
+type shelf struct {
+	coll  *mongo.Collection
+	index any
+}
+
+// among is where the history is that has no partition.
+func (s *Store) among() shelf { return shelf{s.envs, s.history} }
+
+func (s *Store) shelfOf(p partition) shelf {
+	return shelf{s.collectionOf(p, false), historyIndex.keys}
+}
+
 // finished reads finished envelopes, the latest first, those of one instant by id; n is how many are wanted, 0 all.
 func (s *Store) finished(ctx context.Context, query historyQuery, n int) iter.Seq2[*Envelope, error] {
+	return func(yield func(*Envelope, error) bool) {
+		ps, err := s.partitions(ctx)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		if len(ps) == 0 {
+			s.finishedIn(ctx, s.among(), query, n)(yield)
+			return
+		}
+		for left := n; n == 0 || left > 0; {
+			size := acrossBatch
+			if n > 0 {
+				size = min(size, left)
+			}
+			batch, err := s.finishedAcross(ctx, query, size)
+			for _, e := range batch {
+				if !yield(e, nil) {
+					return
+				}
+				query.below = &place{at: e.Processed, id: e.ID}
+			}
+			if err != nil {
+				yield(nil, err)
+			}
+			if err != nil || len(batch) < size {
+				return
+			}
+			left -= len(batch)
+		}
+	}
+}
+
+// acrossBatch is how many envelopes are read at once of a history in several collections.
+const acrossBatch = 100
+
+// finishedAcross reads the first n of a history in partitions. What is among the queues is read first, and whole: what is
+// put into its partition meanwhile has either been seen, or is found there.
+func (s *Store) finishedAcross(ctx context.Context, query historyQuery, n int) ([]*Envelope, error) {
+	all, err := collected(s.finishedIn(ctx, s.among(), query, n))
+	if err != nil {
+		return nil, err
+	}
+	ps, err := s.partitions(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range ps {
+		if !query.reaches(p) {
+			continue
+		}
+		later := 0 // than anything in this partition, and in those that follow
+		for later < len(all) && !all[later].Processed.Before(p.to) {
+			later++
+		}
+		if later >= n {
+			break
+		}
+		more, err := collected(s.finishedIn(ctx, s.shelfOf(p), query, n-later))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, more...)
+		slices.SortFunc(all, func(a, b *Envelope) int { return -inHistory(a, b) })
+		all = slices.CompactFunc(all, func(a, b *Envelope) bool { return inHistory(a, b) == 0 }) // on its way
+		all = all[:min(n, len(all))]
+	}
+	return all, nil
+}
+
+func collected(list iter.Seq2[*Envelope, error]) (all []*Envelope, err error) {
+	for e, err := range list {
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, e)
+	}
+	return all, nil
+}
+
+// reaches tells whether a partition can hold what is asked for.
+func (query *historyQuery) reaches(p partition) bool {
+	return (query.since.IsZero() || p.to.After(query.since)) && (query.until.IsZero() || p.from.Before(query.until)) &&
+		(query.below == nil || !p.from.After(query.below.at))
+}
+
+// finishedIn reads those of one collection.
+func (s *Store) finishedIn(ctx context.Context, sh shelf, query historyQuery, n int) iter.Seq2[*Envelope, error] {
 	if query.q != "" || query.some {
-		return s.finishedOf(ctx, query, nil, n)
+		return limited(s.finishedOf(ctx, sh, query, nil, n), n)
 	}
 	// The index goes by queue: each is read from its latest on, and the server puts them in order.
 	return func(yield func(*Envelope, error) bool) {
@@ -114,31 +217,52 @@ func (s *Store) finished(ctx context.Context, query historyQuery, n int) iter.Se
 			return
 		}
 		names := map[string]bool{}
-		if err := s.walkNames(ctx, names, historyIndex, s.history, field("processed", op("$type", "date"))); err != nil {
+		if err := s.walkNames(ctx, names, sh.coll, historyIndex, sh.index, field("processed", op("$type", "date"))); err != nil {
 			yield(nil, err)
 			return
 		}
 		var lists []iter.Seq2[*Envelope, error]
 		for some := range slices.Chunk(sortedKeys(names), mergedQueues) {
-			lists = append(lists, s.finishedOf(ctx, query, some, n))
+			lists = append(lists, s.finishedOf(ctx, sh, query, some, n))
 		}
-		merged(lists, latestFirst)(yield)
+		limited(merged(lists, latestFirst), n)(yield)
 	}
 }
 
-// latestFirst orders a history.
-func latestFirst(a, b *Envelope) bool {
-	if order := a.Processed.Compare(b.Processed); order != 0 {
-		return order > 0
+// finishedNames adds the names of the queues that have a history.
+func (s *Store) finishedNames(ctx context.Context, names map[string]bool) error {
+	if err := s.walkNames(ctx, names, s.envs, historyIndex, s.history, field("processed", op("$type", "date"))); err != nil {
+		return err
 	}
-	return bytes.Compare(a.ID[:], b.ID[:]) > 0
+	ps, err := s.partitions(ctx)
+	if err != nil {
+		return err
+	}
+	stages := bson.A{op("$match", bson.D{field("q", op("$gt", ""))}), op("$group", bson.D{field("_id", "$q")})}
+	for raw, err := range s.across(ctx, ps, false, stages) {
+		if err != nil {
+			return err
+		}
+		if name, ok := raw.Lookup("_id").StringValueOK(); ok {
+			names[name] = true
+		}
+	}
+	return nil
+}
+
+// latestFirst orders a history.
+func latestFirst(a, b *Envelope) bool { return inHistory(a, b) > 0 }
+
+// inHistory compares by time, those of one instant by id.
+func inHistory(a, b *Envelope) int {
+	return cmp.Or(a.Processed.Compare(b.Processed), bytes.Compare(a.ID[:], b.ID[:]))
 }
 
 // finishedOf reads those of a queue, or of several. Below a place it first reads what is left of its instant: a batch
 // commits many at once.
-func (s *Store) finishedOf(ctx context.Context, query historyQuery, names []string, n int) iter.Seq2[*Envelope, error] {
-	return s.listParts(ctx, query.parts(names), n, func() *options.FindOptionsBuilder {
-		return options.Find().SetSort(bson.D{field("processed", -1), field("_id", -1)}).SetHint(query.hint(s))
+func (s *Store) finishedOf(ctx context.Context, sh shelf, query historyQuery, names []string, n int) iter.Seq2[*Envelope, error] {
+	return s.listParts(ctx, sh.coll, query.parts(names), n, func() *options.FindOptionsBuilder {
+		return options.Find().SetSort(bson.D{field("processed", -1), field("_id", -1)}).SetHint(query.hint(sh))
 	})
 }
 
@@ -180,20 +304,33 @@ func (query *historyQuery) filter(names []string, span bson.D, below *bson.Objec
 }
 
 // hint is the index that a question is answered by.
-func (query *historyQuery) hint(s *Store) any {
+func (query *historyQuery) hint(sh shelf) any {
 	if query.some {
 		return byID
 	}
-	return s.history
+	return sh.index
 }
 
-// countFinished counts finished envelopes.
+// countFinished counts finished envelopes: on a replica set as of one moment.
 func (s *Store) countFinished(ctx context.Context, query historyQuery) (int64, error) {
-	pipeline := bson.A{op("$match", query.filter(nil, query.span(), nil))}
+	ps, err := s.partitions(ctx)
+	if err != nil {
+		return 0, err
+	}
+	ps = slices.DeleteFunc(ps, func(p partition) bool { return !query.reaches(p) })
+	match := op("$match", query.filter(nil, query.span(), nil))
+	pipeline := bson.A{match}
+	for _, p := range ps {
+		pipeline = append(pipeline, unionWith(p.name, bson.A{match}))
+	}
 	if query.limit > 0 {
 		pipeline = append(pipeline, op("$limit", query.limit))
 	}
-	cur, err := s.envs.Aggregate(ctx, append(pipeline, op("$count", "n")), options.Aggregate().SetHint(query.hint(s)))
+	from := s.envs
+	if len(ps) > 0 && s.transactions {
+		from = s.snapshot
+	}
+	cur, err := from.Aggregate(ctx, append(pipeline, op("$count", "n")), options.Aggregate().SetHint(query.hint(s.among())))
 	if err != nil {
 		return 0, err
 	}
@@ -202,7 +339,56 @@ func (s *Store) countFinished(ctx context.Context, query historyQuery) (int64, e
 	if cur.Next(ctx) {
 		n, _ = number(cur.Current.Lookup("n"))
 	}
-	return int64(n), cur.Err()
+	if err := cur.Err(); err != nil || len(ps) == 0 || s.transactions {
+		return int64(n), err
+	}
+	twice, err := s.countTwice(ctx, query)
+	return int64(n) - twice, err
+}
+
+// countTwice counts what is in its partition and among the queues: on its way, on a server without transactions.
+func (s *Store) countTwice(ctx context.Context, query historyQuery) (twice int64, err error) {
+	for ids, err := range s.batches(ctx, s.among(), query, 0) {
+		if err != nil {
+			return 0, err
+		}
+		filed, err := s.filed(ctx, ids, bson.D{field("_id", 1)}, false)
+		if err != nil {
+			return 0, err
+		}
+		twice += int64(len(filed))
+	}
+	return twice, nil
+}
+
+// batches reads the ids of what is asked for in one collection, the latest first; n is how many are wanted, 0 all. What it
+// has given may change, or go.
+func (s *Store) batches(ctx context.Context, sh shelf, query historyQuery, n int) iter.Seq2[[]bson.ObjectID, error] {
+	return func(yield func([]bson.ObjectID, error) bool) {
+		for left := n; n == 0 || left > 0; {
+			size := sweepBatch
+			if n > 0 {
+				size = min(size, left)
+			}
+			list := s.listParts(ctx, sh.coll, query.parts(nil), size, func() *options.FindOptionsBuilder {
+				return options.Find().SetSort(bson.D{field("processed", -1), field("_id", -1)}).SetHint(query.hint(sh)).
+					SetProjection(bson.D{field("processed", 1)}).SetBatchSize(sweepBatch + 1)
+			})
+			var ids []bson.ObjectID
+			for e, err := range list {
+				if err != nil {
+					yield(nil, err)
+					return
+				}
+				ids = append(ids, e.ID)
+				query.below = &place{at: e.Processed, id: e.ID}
+			}
+			if len(ids) == 0 || !yield(ids, nil) {
+				return
+			}
+			left -= len(ids)
+		}
+	}
 }
 
 // queue is the queue with this name: the history's own, or, of a store's, one of which nothing else is known.

@@ -153,9 +153,11 @@ func (s *Store) found(ctx context.Context, id bson.ObjectID, majority bool) (*st
 	}
 	raw, err := c.FindOne(ctx, bson.D{field("_id", id)}, evidence).Raw()
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		return nil, nil
-	}
-	if err != nil {
+		filed, err := s.filed(ctx, []bson.ObjectID{id}, evidenceFields, majority)
+		if raw = filed[id]; raw == nil {
+			return nil, err
+		}
+	} else if err != nil {
 		return nil, err
 	}
 	e := read(raw)

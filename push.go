@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -275,6 +276,9 @@ func digest(q string, prio int, headers map[string]string, payload bson.RawValue
 // insert stores an envelope. An insert whose answer was lost is never sent again: it may have been done, and its work
 // be over; it counts as stored if it is found, else as unknown.
 func (s *Store) insert(ctx context.Context, p *parcel) error {
+	if there, err := s.pushedBefore(ctx, p); there || err != nil {
+		return err
+	}
 	pause := 10 * time.Millisecond
 	for i := 0; ; i++ {
 		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
@@ -300,6 +304,19 @@ func (s *Store) insert(ctx context.Context, p *parcel) error {
 	}
 }
 
+// pushedBefore tells whether a push with an id was done, and is in a partition of the history, where no insert meets it.
+func (s *Store) pushedBefore(ctx context.Context, p *parcel) (bool, error) {
+	if !p.named || !s.partitioned.Load() {
+		return false, nil
+	}
+	filed, err := s.filed(outside(ctx), []bson.ObjectID{p.id}, digestOnly, false)
+	raw := filed[p.id]
+	if err != nil || raw == nil {
+		return false, err
+	}
+	return true, p.compare(raw)
+}
+
 // afterRefusal tells what came of a push that the server refuses: the driver may have lost the answer to an earlier
 // attempt, and sent it again by itself.
 func (s *Store) afterRefusal(ctx context.Context, p *parcel, refusal error) error {
@@ -319,6 +336,9 @@ func (s *Store) afterRefusal(ctx context.Context, p *parcel, refusal error) erro
 func (s *Store) sameStored(ctx context.Context, p *parcel) error {
 	raw, err := s.envs.FindOne(ctx, bson.D{field("_id", p.id)}, pushEvidence).Raw()
 	if errors.Is(err, mongo.ErrNoDocuments) {
+		if there, err := s.pushedBefore(ctx, p); there {
+			return err
+		}
 		return unknown(fmt.Errorf("an envelope under id %s was there and is gone", p.id.Hex()))
 	}
 	if err != nil {
@@ -327,7 +347,10 @@ func (s *Store) sameStored(ctx context.Context, p *parcel) error {
 	return p.compare(raw)
 }
 
-var pushEvidence = options.FindOne().SetProjection(bson.D{field("digest", 1)})
+var (
+	digestOnly   = bson.D{field("digest", 1)}
+	pushEvidence = options.FindOne().SetProjection(digestOnly)
+)
 
 func (p *parcel) compare(raw bson.Raw) error {
 	if e := read(raw); p.named && string(e.digest) != string(p.digest) {
@@ -378,7 +401,7 @@ func (s *Store) pushed(ctx context.Context, parcels []*parcel, which []int) (map
 	for k, i := range which {
 		want[k] = parcels[i].id
 	}
-	cur, err := s.sure.Find(ctx, bson.D{field("_id", op("$in", want))}, options.Find().SetProjection(bson.D{field("digest", 1)}))
+	cur, err := s.sure.Find(ctx, bson.D{field("_id", op("$in", want))}, options.Find().SetProjection(digestOnly))
 	if err != nil {
 		return nil, err
 	}
@@ -388,7 +411,12 @@ func (s *Store) pushed(ctx context.Context, parcels []*parcel, which []int) (map
 		raw := slices.Clone(cur.Current)
 		found[raw.Lookup("_id").ObjectID()] = raw
 	}
-	return found, cur.Err()
+	if err := cur.Err(); err != nil || !s.partitioned.Load() {
+		return found, err
+	}
+	filed, err := s.filed(ctx, slices.DeleteFunc(want, func(id bson.ObjectID) bool { return found[id] != nil }), digestOnly, true)
+	maps.Copy(found, filed)
+	return found, err
 }
 
 // insertInSession stores an envelope in the caller's transaction. A duplicate key would abort that, so that a push with
@@ -400,6 +428,9 @@ func (s *Store) insertInSession(ctx context.Context, p *parcel) error {
 			return p.compare(raw)
 		}
 		if !errors.Is(err, mongo.ErrNoDocuments) {
+			return err
+		}
+		if there, err := s.pushedBefore(ctx, p); there || err != nil {
 			return err
 		}
 	}
@@ -417,8 +448,17 @@ func (s *Store) insertMany(ctx context.Context, parcels []*parcel, errs []error)
 		}
 		batch, bytes = nil, 0
 	}
+	before, err := s.filedBefore(ctx, parcels)
 	for i, p := range parcels {
 		if errs[i] != nil {
+			continue
+		}
+		if p.named && err != nil {
+			errs[i] = err
+			continue
+		}
+		if raw := before[p.id]; raw != nil {
+			errs[i] = p.compare(raw)
 			continue
 		}
 		if len(batch) == pushBatch || bytes+len(p.doc) > pushBatchBytes {
@@ -428,6 +468,28 @@ func (s *Store) insertMany(ctx context.Context, parcels []*parcel, errs []error)
 		bytes += len(p.doc)
 	}
 	flush()
+}
+
+// filedBefore is pushedBefore for many: what partitions hold of those that have ids of their own.
+func (s *Store) filedBefore(ctx context.Context, parcels []*parcel) (map[bson.ObjectID]bson.Raw, error) {
+	if !s.partitioned.Load() {
+		return nil, nil
+	}
+	var named []bson.ObjectID
+	for _, p := range parcels {
+		if p != nil && p.named {
+			named = append(named, p.id)
+		}
+	}
+	filed := map[bson.ObjectID]bson.Raw{}
+	for some := range slices.Chunk(named, pushBatch) {
+		more, err := s.filed(ctx, some, digestOnly, false)
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(filed, more)
+	}
+	return filed, nil
 }
 
 // pushRound stores what many callers push.

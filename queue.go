@@ -237,7 +237,7 @@ func (q *Queue) Peek(ctx context.Context, n int) ([]*Envelope, error) {
 
 // Get finds an envelope of this queue by its id, live or in its history; else ErrNotFound.
 func (q *Queue) Get(ctx context.Context, id bson.ObjectID) (*Envelope, error) {
-	return q.s.find(ctx, bson.D{field("_id", id), field("q", q.name)})
+	return q.s.find(ctx, id, bson.D{field("q", q.name)})
 }
 
 // Remove deletes an envelope that waits. It is ErrReserved while somebody holds it, ErrNotFound when it is not in this

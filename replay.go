@@ -3,14 +3,12 @@ package mongoq
 import (
 	"context"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 	"unicode/utf8"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
 const (
@@ -44,18 +42,14 @@ func (h *History) Replay(ctx context.Context, id bson.ObjectID, opts ...PushOpti
 	if err := h.s.open(); err != nil {
 		return bson.NilObjectID, err
 	}
-	filter := bson.D{field("_id", id), field("processed", op("$type", "date"))}
+	as := bson.D{field("processed", op("$type", "date"))}
 	if h.q != nil {
-		filter = append(filter, field("q", h.q.name))
+		as = append(as, field("q", h.q.name))
 	}
-	raw, err := h.s.envs.FindOne(ctx, filter).Raw()
-	if errors.Is(err, mongo.ErrNoDocuments) {
-		return bson.NilObjectID, ErrNotFound
-	}
+	e, err := h.s.find(ctx, id, as)
 	if err != nil {
 		return bson.NilObjectID, err
 	}
-	e := read(raw)
 	own := []PushOption{Headers(e.Headers), Priority(e.Priority)}
 	return h.queue(e.Q).Push(ctx, e.Payload, append(append(own, opts...), replayOf{of: id})...)
 }

@@ -149,8 +149,11 @@ func (r *Reservation) committing(set commitSettings) *settlement {
 	if set.retain != nil {
 		keep.time = *set.retain
 	}
+	if r.s.partitioning != PartitionNone {
+		keep.spread = 0 // partitions are forgotten whole
+	}
 	if keep.time != 0 {
-		v.update, v.keep, v.shared = commitUpdate(keep, set.result), keep, set.result == nil
+		v.update, v.keep, v.result, v.shared = commitUpdate(keep, set.result), keep, set.result, set.result == nil
 	}
 	return v
 }

@@ -1,11 +1,13 @@
 package mongoq
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
 // RetentionOption is an option of History.SetRetention.
@@ -54,7 +56,7 @@ func (h *History) SetRetention(ctx context.Context, d time.Duration, opts ...Ret
 	names := map[string]bool{}
 	if h.q != nil {
 		names[h.q.name] = true
-	} else if err := h.s.walkNames(ctx, names, historyIndex, h.s.history, field("processed", op("$type", "date"))); err != nil {
+	} else if err := h.s.finishedNames(ctx, names); err != nil {
 		return 0, err
 	}
 	var total int64
@@ -79,51 +81,80 @@ func (h *History) SetRetention(ctx context.Context, d time.Duration, opts ...Ret
 	return total, nil
 }
 
-// retainFinished changes the retention of a queue's finished envelopes, the latest first.
+// retainFinished changes the retention of a queue's finished envelopes, the latest first in each collection.
 func (s *Store) retainFinished(ctx context.Context, query historyQuery, keep retention, done func(int64)) (total int64, err error) {
-	left := query.limit
-	for {
-		n := sweepBatch
-		if query.limit > 0 {
-			n = min(n, left)
+	if s.partitioning != PartitionNone {
+		keep.spread = 0
+		err = s.fileAll(ctx, query)
+	} else {
+		total, err = s.retainIn(ctx, s.among(), query, done, func(ids []bson.ObjectID) (int64, error) {
+			return s.retain(ctx, s.envs, ids, keep)
+		})
+	}
+	if err != nil {
+		return total, err
+	}
+	ps, err := s.partitions(ctx)
+	if err != nil {
+		return total, err
+	}
+	ps = slices.DeleteFunc(ps, func(p partition) bool { return !query.reaches(p) })
+	stays := func(p partition) int {
+		if p.name == s.keeping(p, keep.time).name {
+			return 1
 		}
-		batch, err := s.idsBelow(ctx, &query, n)
-		if err != nil || len(batch) == 0 {
+		return 0
+	}
+	// Those that stay in their partition come first: what is put to them later has been counted.
+	slices.SortStableFunc(ps, func(a, b partition) int {
+		return cmp.Or(b.to.Compare(a.to), b.from.Compare(a.from), stays(b)-stays(a))
+	})
+	limit := int64(query.limit)
+	for _, p := range ps {
+		if limit > 0 {
+			if query.limit = int(limit - total); query.limit <= 0 {
+				break
+			}
+		}
+		change := func(ids []bson.ObjectID) (int64, error) { return s.retain(ctx, s.collectionOf(p, false), ids, keep) }
+		if stays(p) == 0 {
+			change = func(ids []bson.ObjectID) (int64, error) { return s.refile(ctx, p, ids, keep.time) }
+		}
+		n, err := s.retainIn(ctx, s.shelfOf(p), query, func(n int64) { done(total + n) }, change)
+		total += n
+		if err != nil {
 			return total, err
 		}
-		res, err := s.envs.UpdateMany(ctx, retentionFilter(batch), retentionUpdate(keep))
+	}
+	return total, nil
+}
+
+// retainIn does so in one collection.
+func (s *Store) retainIn(ctx context.Context, sh shelf, query historyQuery, done func(int64), change func([]bson.ObjectID) (int64, error)) (total int64, err error) {
+	for ids, err := range s.batches(ctx, sh, query, query.limit) {
+		if err != nil {
+			return total, err
+		}
+		n, err := change(ids)
 		if mayHaveHappened(err) {
 			return total, unknown(err)
 		}
 		if err != nil {
 			return total, err
 		}
-		total += res.MatchedCount
+		total += n
 		done(total)
-		if left -= len(batch); query.limit > 0 && left == 0 {
-			return total, nil
-		}
 	}
+	return total, nil
 }
 
-// idsBelow gives the ids of the next of a query, and moves its place below them.
-func (s *Store) idsBelow(ctx context.Context, query *historyQuery, n int) (batch []bson.RawValue, err error) {
-	list := s.listParts(ctx, query.parts(nil), n, func() *options.FindOptionsBuilder {
-		return options.Find().SetSort(bson.D{field("processed", -1), field("_id", -1)}).SetHint(query.hint(s)).
-			SetProjection(bson.D{field("processed", 1)})
-	})
-	var last *Envelope
-	for e, err := range list {
-		if err != nil {
-			return nil, err
-		}
-		batch = append(batch, bson.RawValue{Type: bson.TypeObjectID, Value: e.ID[:]})
-		last = e
+// retain changes it where they are.
+func (s *Store) retain(ctx context.Context, coll *mongo.Collection, ids []bson.ObjectID, keep retention) (int64, error) {
+	res, err := coll.UpdateMany(ctx, retentionFilter(ids), retentionUpdate(keep))
+	if err != nil {
+		return 0, err
 	}
-	if last != nil {
-		query.below = &place{at: last.Processed, id: last.ID}
-	}
-	return batch, nil
+	return res.MatchedCount, nil
 }
 
 type spreadOption time.Duration

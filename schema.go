@@ -61,7 +61,10 @@ var partsIndex = index{
 }
 
 func (ix index) spec() bson.D {
-	d := bson.D{field("key", ix.keys), field("name", ix.name), field("partialFilterExpression", ix.partial)}
+	d := bson.D{field("key", ix.keys), field("name", ix.name)}
+	if ix.partial != nil {
+		d = append(d, field("partialFilterExpression", ix.partial))
+	}
 	if ix.ttl {
 		d = append(d, field("expireAfterSeconds", int32(0)))
 	}
@@ -112,6 +115,8 @@ func (s *Store) prepare(ctx context.Context) error {
 			s.history = name
 		case deadIndex.name:
 			s.dead = name
+		case ttlIndex.name:
+			s.ttl = name
 		case partsIndex.name:
 			s.parts = name
 		}

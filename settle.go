@@ -31,9 +31,10 @@ type settlement struct {
 	in     time.Duration // in how long it is due there
 	shared bool          // the update is the same for all of this verb, target and retention under one token
 	keep   retention
-	tried  bool      // an earlier answer was lost
-	joined bool      // a verb of the reservation has joined a transaction
-	sent   time.Time // first: what it makes due is due since then at the earliest
+	result *bson.RawValue // of a commit
+	tried  bool           // an earlier answer was lost
+	joined bool           // a verb of the reservation has joined a transaction
+	sent   time.Time      // first: what it makes due is due since then at the earliest
 }
 
 func (v *settlement) guard() bson.D { return holder(v.r.ID, v.r.lease) }
@@ -56,7 +57,11 @@ func (v *settlement) alone(ctx context.Context) error {
 	case v.update != nil:
 		write, look = updating(v.r.s.envs, v.guard(), v.update), v.r.lookForVerb(v.verb)
 	}
-	return guarded{write: write, look: look, tried: &v.tried}.run(ctx)
+	err := guarded{write: write, look: look, tried: &v.tried}.run(ctx)
+	if err == nil && v.files() {
+		v.r.s.fileBehind(v.finished())
+	}
+	return err
 }
 
 // inSession is the write as a part of the caller's transaction.
@@ -72,17 +77,19 @@ func (v *settlement) inSession(ctx context.Context) error {
 	return err
 }
 
-// settleRound sends many verbs in two statements: the deletes, those of one token together, and the updates. Each call
-// gets its own, exact answer.
+// settleRound sends many verbs in two statements: the deletes, those of one token together, and the updates; commits into
+// a partitioned history in a transaction of their own. Each call gets its own, exact answer.
 func (s *Store) settleRound(calls []*call[*settlement]) {
 	ctx, cancel := context.WithTimeout(context.Background(), attempts*attemptTimeout)
 	defer cancel()
 	_, hi, err := s.clock.bounds(ctx)
-	var deletes, updates []*call[*settlement]
+	var deletes, updates, filings []*call[*settlement]
 	for _, c := range calls {
 		switch {
 		case c.item.tried || c.item.joined:
 			singly(c)
+		case c.item.files() && s.transactions:
+			filings = append(filings, c)
 		case c.item.update != nil:
 			updates = append(updates, c)
 		case err != nil || !hi.Add(batchMargin).Before(c.item.r.leaseEnd()):
@@ -91,8 +98,16 @@ func (s *Store) settleRound(calls []*call[*settlement]) {
 			deletes = append(deletes, c)
 		}
 	}
+	s.settleFilings(ctx, filings)
 	s.settleDeletes(ctx, deletes)
 	s.settleUpdates(ctx, updates)
+	var behind []finished
+	for _, c := range updates {
+		if c.item.files() {
+			behind = append(behind, c.item.finished())
+		}
+	}
+	s.noteUnfiled(s.fileFinished(ctx, behind))
 }
 
 // settleDeletes deletes what is committed without a history. As many gone as were deleted is success for each that is
@@ -240,7 +255,16 @@ func (s *Store) foundMany(ctx context.Context, ids []bson.ObjectID, fields bson.
 		e := read(slices.Clone(cur.Current))
 		found[e.ID] = &e
 	}
-	return found, cur.Err()
+	if err := cur.Err(); err != nil || !s.partitioned.Load() {
+		return found, err
+	}
+	gone := slices.DeleteFunc(slices.Clone(ids), func(id bson.ObjectID) bool { return found[id] != nil })
+	filed, err := s.filed(ctx, gone, fields, false)
+	for id, raw := range filed {
+		e := read(raw)
+		found[id] = &e
+	}
+	return found, err
 }
 
 func idsOf(calls []*call[*settlement]) []bson.ObjectID {

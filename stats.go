@@ -74,19 +74,28 @@ func (s *Store) stats(ctx context.Context, q string, exact bool) (Stats, error) 
 	show := func(id string) bson.D {
 		return op("$project", bson.D{field("_id", literal(id)), field("when", 1), field("now", now)})
 	}
+	finished := bson.D{field("q", q), field("processed", op("$type", "date"))}
+	filed, err := s.partitions(ctx)
+	if err != nil {
+		return Stats{}, err
+	}
+	var history []bson.D // the rest of it
+	for _, p := range filed {
+		history = append(history, unionWith(p.name, bson.A{op("$match", finished)}))
+	}
 	parts := []bson.A{
 		bounded(with(field("$expr", due())), limit, count("ready")),
 		bounded(with(byPrio, later), soonest, limit, op("$group", bson.D{
 			field("_id", cond(isType("reserved", "missing"), "scheduled", "reserved")), field("n", op("$sum", 1)),
 		})),
-		bounded(bson.D{field("q", q), field("processed", op("$type", "date"))}, limit, count("processed")),
+		bounded(finished, append(history, limit, count("processed"))...),
 		bounded(bson.D{field("dead.from", q), field("dead", op("$exists", true)), field("processed", nil)}, limit, count("dead")),
 		bounded(with(byPrio, field("$expr", due())), soonest, first, show("oldest")),
 		bounded(with(byPrio, later, field("reserved", nil)), soonest, first, show("next")),
 	}
 	pipeline := parts[0]
 	for _, p := range parts[1:] {
-		pipeline = append(pipeline, op("$unionWith", bson.D{field("coll", s.envs.Name()), field("pipeline", p)}))
+		pipeline = append(pipeline, unionWith(s.envs.Name(), p))
 	}
 	st := Stats{Q: q}
 	cur, err := s.envs.Aggregate(ctx, pipeline)
@@ -146,10 +155,10 @@ func (s *Store) Queues(ctx context.Context) ([]Stats, error) {
 	}
 	ctx = outside(ctx)
 	names := map[string]bool{}
-	if err := s.walkNames(ctx, names, readyIndex, s.ready, field("processed", nil)); err != nil {
+	if err := s.walkNames(ctx, names, s.envs, readyIndex, s.ready, field("processed", nil)); err != nil {
 		return nil, err
 	}
-	if err := s.walkNames(ctx, names, historyIndex, s.history, field("processed", op("$type", "date"))); err != nil {
+	if err := s.finishedNames(ctx, names); err != nil {
 		return nil, err
 	}
 	cur, err := s.queues.Find(ctx, bson.D{field("paused", true)})
@@ -177,10 +186,10 @@ func (s *Store) Queues(ctx context.Context) ([]Stats, error) {
 }
 
 // walkNames skips through an index from one queue's name to the next: a key for each.
-func (s *Store) walkNames(ctx context.Context, names map[string]bool, ix index, hint string, partial bson.E) error {
+func (s *Store) walkNames(ctx context.Context, names map[string]bool, coll *mongo.Collection, ix index, hint any, partial bson.E) error {
 	last := ""
 	for {
-		raw, err := s.envs.FindOne(ctx, bson.D{field("q", op("$gt", last)), partial}, options.FindOne().
+		raw, err := coll.FindOne(ctx, bson.D{field("q", op("$gt", last)), partial}, options.FindOne().
 			SetSort(ix.keys).SetHint(hint).SetProjection(bson.D{field("_id", 0), field("q", 1)})).Raw()
 		if errors.Is(err, mongo.ErrNoDocuments) {
 			return nil

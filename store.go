@@ -25,11 +25,24 @@ type Config struct {
 	// Collection is the name of the collection that holds every queue of the store. Further collections begin with it:
 	// <Collection>.queues holds what is stored about queues (that one is paused), <Collection>.signals wakes consumers
 	// in other processes, <Collection>.turns tells which of them claims next where several claim at once,
-	// <Collection>.aside holds what was too large to be kept otherwise, and <Collection>.forks tells which transactions of
-	// pipelines are open.
+	// <Collection>.aside holds what was too large to be kept otherwise, <Collection>.forks tells which transactions of
+	// pipelines and of commits are open, and <Collection>.history.* are the partitions of a history that has them.
 	//
 	// Defaults to "mongoq".
 	Collection string
+
+	// PartitionHistory keeps what is done in collections of its own, <Collection>.history.*, one for each hour or day of
+	// commits and each time until which they are kept. Forgetting drops such a collection whole, which costs the server
+	// next to nothing; commits cost more. An envelope stays as long as its Retention says, and up to an hour or a day, and an
+	// hour, longer. Give every process of the store the same. What was done before stays where it is. docs/history.md
+	// compares both.
+	//
+	// Defaults to PartitionNone: the history is in the collection of the queues, under a TTL index.
+	PartitionHistory Partitioning
+
+	// OnForgetting is told about once a minute, in one process of the store at a time, how far the forgetting of what is
+	// finished has come; Undated is counted once an hour. See also Store.Forgetting.
+	OnForgetting func(Forgetting)
 
 	// Logger gets what an operator should know: an envelope set aside, an index that is not as it should be. Never a
 	// payload.
@@ -58,9 +71,15 @@ type Store struct {
 	log      *slog.Logger
 	clock    *serverClock
 
-	ready, history, dead, parts string // the indexes' names, for hints
+	ready, history, dead, parts, ttl string // the indexes' names, for hints
 
 	transactions bool // the server has them: it is no standalone
+
+	onForgetting func(Forgetting)
+	durable      *options.CollectionOptionsBuilder
+	partitioning Partitioning
+	partitioned  atomic.Bool     // the history has partitions, or will
+	known        map[string]bool // partitions that stand; by mu
 
 	clientTimeout bool // the client has a Timeout of its own: the driver then writes maxTimeMS into every command
 
@@ -71,6 +90,7 @@ type Store struct {
 	forks   *batcher[*forked]
 	joins   *batcher[*Reservation]
 	looks   *batcher[*search]
+	filings *batcher[finished]
 
 	mu       sync.Mutex
 	closed   bool
@@ -100,6 +120,9 @@ func Open(ctx context.Context, db *mongo.Database, cfg Config) (*Store, error) {
 	if strings.ContainsAny(cfg.Collection, "$\x00") || strings.HasPrefix(cfg.Collection, "system.") || strings.Contains(cfg.Collection, ".system.") || strings.HasPrefix(cfg.Collection, ".") || len(cfg.Collection) > 120 {
 		return nil, invalid("Collection must be a collection's name of at most 120 bytes, without '$' and NUL, without '.system.', not beginning with 'system.' or '.', got %q", cfg.Collection)
 	}
+	if err := cfg.PartitionHistory.check(); err != nil {
+		return nil, err
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
@@ -114,17 +137,19 @@ func Open(ctx context.Context, db *mongo.Database, cfg Config) (*Store, error) {
 	journaled.Journal = &yes
 	durable := options.Collection().SetWriteConcern(journaled).SetReadPreference(readpref.Primary()).SetReadConcern(readconcern.Local())
 	s := &Store{
-		db:       db,
-		envs:     db.Collection(cfg.Collection, durable),
-		quick:    db.Collection(cfg.Collection, options.Collection().SetWriteConcern(writeconcern.W1()).SetReadPreference(readpref.Primary())),
-		sure:     db.Collection(cfg.Collection, options.Collection().SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary())),
-		queues:   db.Collection(cfg.Collection+".queues", durable),
-		aside:    db.Collection(cfg.Collection+".aside", durable),
-		forking:  db.Collection(cfg.Collection+".forks", options.Collection().SetWriteConcern(writeconcern.W1()).SetReadPreference(readpref.Primary())),
-		lasts:    journaled,
-		snapshot: db.Collection(cfg.Collection, options.Collection().SetReadConcern(readconcern.Snapshot()).SetReadPreference(readpref.Primary())),
-		log:      cfg.Logger,
-		clock:    &serverClock{now: cfg.Clock, hello: sayHello(db), turn: make(chan struct{}, 1)},
+		db:           db,
+		envs:         db.Collection(cfg.Collection, durable),
+		quick:        db.Collection(cfg.Collection, options.Collection().SetWriteConcern(writeconcern.W1()).SetReadPreference(readpref.Primary())),
+		sure:         db.Collection(cfg.Collection, options.Collection().SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary())),
+		queues:       db.Collection(cfg.Collection+".queues", durable),
+		aside:        db.Collection(cfg.Collection+".aside", durable),
+		forking:      db.Collection(cfg.Collection+".forks", options.Collection().SetWriteConcern(writeconcern.W1()).SetReadPreference(readpref.Primary())),
+		lasts:        journaled,
+		snapshot:     db.Collection(cfg.Collection, options.Collection().SetReadConcern(readconcern.Snapshot()).SetReadPreference(readpref.Primary())),
+		log:          cfg.Logger,
+		clock:        &serverClock{now: cfg.Clock, hello: sayHello(db), turn: make(chan struct{}, 1)},
+		onForgetting: cfg.OnForgetting,
+		durable:      durable, partitioning: cfg.PartitionHistory, known: map[string]bool{},
 		claimers: map[string]*claimer{},
 		policies: map[string]ExpirePolicy{},
 		behind:   make(chan struct{}, commitsBehind),
@@ -135,6 +160,7 @@ func Open(ctx context.Context, db *mongo.Database, cfg Config) (*Store, error) {
 	s.forks = newBatcher(s, forkRound, forkFlights, s.forkRound)
 	s.joins = newBatcher(s, joinRound, joinFlights, s.joinRound)
 	s.looks = newBatcher(s, lookLimit, lookFlights, s.lookRound)
+	s.filings = newBatcher(s, settleRound, filingFlights, s.filingRound)
 	s.life, s.end = context.WithCancel(context.Background())
 	var err error
 	if s.transactions, err = checkServer(ctx, db); err != nil {
@@ -143,12 +169,28 @@ func Open(ctx context.Context, db *mongo.Database, cfg Config) (*Store, error) {
 	if err := s.prepare(ctx); err != nil {
 		return nil, err
 	}
+	s.partitioned.Store(s.partitioning != PartitionNone)
+	if _, err := s.listPartitions(ctx); err != nil {
+		return nil, err
+	}
 	if _, _, err := s.clock.bounds(ctx); err != nil {
 		return nil, err
 	}
 	s.clientTimeout = hasClientTimeout(ctx, db)
 	s.bell.open(ctx)
-	return s, ctx.Err()
+	if err := ctx.Err(); err != nil {
+		return s, err
+	}
+	if s.begin() {
+		go s.keep()
+	}
+	if s.partitioning != PartitionNone && s.transactions && s.begin() {
+		go func() {
+			defer s.wg.Done()
+			s.tendTransactions(s.life)
+		}()
+	}
+	return s, nil
 }
 
 // Close ends the store: those who wait in Reserve or Pop get ErrClosed, and what was claimed for them is released. It
@@ -198,16 +240,20 @@ func (s *Store) open() error {
 
 // Get finds an envelope by its id, in whatever queue it is now, live, dead or in the history; else ErrNotFound.
 func (s *Store) Get(ctx context.Context, id bson.ObjectID) (*Envelope, error) {
-	return s.find(ctx, bson.D{field("_id", id)})
+	return s.find(ctx, id, nil)
 }
 
-func (s *Store) find(ctx context.Context, filter bson.D) (*Envelope, error) {
+// find finds an envelope by its id, if it is as said.
+func (s *Store) find(ctx context.Context, id bson.ObjectID, as bson.D) (*Envelope, error) {
 	if err := s.open(); err != nil {
 		return nil, err
 	}
+	filter := append(bson.D{field("_id", id)}, as...)
 	raw, err := s.envs.FindOne(ctx, filter).Raw()
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		return nil, ErrNotFound
+		if raw, err = s.findFiled(ctx, filter); err == nil && raw == nil {
+			return nil, ErrNotFound
+		}
 	}
 	if err != nil {
 		return nil, err

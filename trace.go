@@ -151,12 +151,26 @@ func (p *Pipeline) stageOf(queue string) string {
 
 func (p *Pipeline) partsOf(ctx context.Context, id bson.ObjectID) ([]*Envelope, error) {
 	var parts []*Envelope
-	for e, err := range p.s.list(ctx, bson.D{field("part.of", id), field("part", op("$exists", true))}, options.Find().SetHint(p.s.parts)) {
+	match := bson.D{field("part.of", id), field("part", op("$exists", true))}
+	for e, err := range p.s.list(ctx, p.s.envs, match, options.Find().SetHint(p.s.parts)) {
 		if err != nil {
 			return nil, err
 		}
 		if e.Part != nil {
 			parts = append(parts, e)
+		}
+	}
+	filed, err := p.s.partitions(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for raw, err := range p.s.across(ctx, filed, false, bson.A{op("$match", match)}) {
+		if err != nil {
+			return nil, err
+		}
+		e := read(raw).Envelope
+		if e.Part != nil && !slices.ContainsFunc(parts, func(have *Envelope) bool { return have.ID == e.ID }) {
+			parts = append(parts, &e)
 		}
 	}
 	slices.SortFunc(parts, func(a, b *Envelope) int { return a.Part.Index - b.Part.Index })

@@ -42,6 +42,8 @@ type childSpec struct {
 	URI, DB     string
 	Lease       time.Duration
 	Concurrency int
+	Command     string // that is held
+	Back        bool   // on its way back
 }
 
 // childSays is a line of a child.
@@ -162,7 +164,7 @@ func TestChildProcess(t *testing.T) {
 	}
 	map[string]func(context.Context, *testing.T, childSpec, func(childSays)){
 		"starts": childStarts, "holds": childHolds, "ledger": childLedger, "idle": childIdle, "leaks": childLeaks,
-		"joins": childJoins, "redrives": childRedrives,
+		"joins": childJoins, "redrives": childRedrives, "files": childFiles,
 	}[spec.Role](ctx, t, spec, say)
 }
 
