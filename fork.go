@@ -18,6 +18,8 @@ const (
 	// forkRound is how many forks go in one transaction, forkFlights how many transactions at once.
 	forkRound   = 100
 	forkFlights = 2
+	// forksAlone is how many forks go by themselves at once: each holds its envelope, and a connection.
+	forksAlone = 8
 	// forkBytes is what the copies of one transaction have at most.
 	forkBytes = 8 << 20
 )
@@ -149,6 +151,12 @@ func (r *Reservation) copy(i, n int, b branch, join string, when time.Time, cloc
 
 // alone is one fork in a transaction of its own.
 func (v *forked) alone(ctx context.Context) error {
+	select {
+	case v.r.s.forksAlone <- struct{}{}:
+		defer func() { <-v.r.s.forksAlone }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	return guarded{
 		write: func(ctx context.Context) (int64, error) {
 			err := v.r.s.forkTogether(ctx, []*forked{v})
@@ -185,7 +193,7 @@ func (v *forked) look(ctx context.Context, majority bool) (outcome, error) {
 	return unclear, nil
 }
 
-// forkRound sends many forks in one transaction. When that comes to nothing, each is sent by itself.
+// forkRound sends many forks in one transaction, or in several if they are large.
 func (s *Store) forkRound(calls []*call[*forked]) {
 	ctx, cancel := context.WithTimeout(context.Background(), attempts*attemptTimeout)
 	defer cancel()
@@ -211,23 +219,52 @@ func (s *Store) forkRound(calls []*call[*forked]) {
 	flush()
 }
 
+// forkGroup sends forks together. When that comes to nothing, those that are still held go together again, and the others
+// singly, which finds out what happened to each. To send all singly would hold each envelope in a transaction for so long,
+// with their heartbeats waiting, that the leases of all end, and all begins anew.
 func (s *Store) forkGroup(ctx context.Context, calls []*call[*forked]) {
+	for range attempts {
+		err := s.forkSome(ctx, calls)
+		if err == nil {
+			answer(calls, nil)
+			return
+		}
+		ids := make([]bson.ObjectID, len(calls))
+		for i, c := range calls {
+			ids[i] = c.item.r.ID
+			// One whose lease is lost has undone all: that is known. Anything else may have happened.
+			c.item.tried = c.item.tried || !errors.Is(err, errNotAll)
+		}
+		found, err := s.foundMany(ctx, ids, evidenceFields)
+		if err != nil {
+			break
+		}
+		held := slices.DeleteFunc(slices.Clone(calls), func(c *call[*forked]) bool {
+			e := found[c.item.r.ID]
+			if e != nil && e.lease == c.item.r.lease && e.Processed.IsZero() {
+				return false
+			}
+			singly(c)
+			return true
+		})
+		if len(held) == 0 {
+			return
+		}
+		calls = held
+	}
+	for _, c := range calls {
+		singly(c)
+	}
+}
+
+func (s *Store) forkSome(ctx context.Context, calls []*call[*forked]) error {
 	vs := make([]*forked, len(calls))
 	for i, c := range calls {
 		vs[i] = c.item
 	}
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
-	err := s.forkTogether(ctx, vs)
-	if err == nil {
-		answer(calls, nil)
-		return
-	}
-	for _, c := range calls {
-		// One whose lease is lost has undone all: that is known. Anything else may have happened.
-		c.item.tried = !errors.Is(err, errNotAll)
-		singly(c)
-	}
+	return s.forkTogether(ctx, vs)
 }
 
 // errNotAll undoes a transaction of forks: somebody else has one of the envelopes.

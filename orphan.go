@@ -25,8 +25,8 @@ const (
 )
 
 // noteTransaction notes that a session has a transaction open, and gives what takes the note away, and ends the transaction
-// if it may still be open: its commit may not have come to the server. A note that fails costs the server's minute and a half,
-// should this process be killed.
+// if it may still be open: neither its commit nor its end may have come to the server. A note that fails costs the server's
+// minute and a half, should this process be killed.
 func (s *Store) noteTransaction(ctx context.Context, session *mongo.Session) (done func(error)) {
 	id := session.ID()
 	_, err := s.forking.UpdateOne(ctx, bson.D{field("_id", id)}, set(field("until", later(forkLasts))), options.UpdateOne().SetUpsert(true))
@@ -44,7 +44,7 @@ func (s *Store) noteTransaction(ctx context.Context, session *mongo.Session) (do
 		<-renewing
 		ctx, cancel := detached(ctx, claimTimeout)
 		defer cancel()
-		if mayHaveHappened(err) && s.db.RunCommand(ctx, bson.D{field("killSessions", bson.A{id})}).Err() != nil {
+		if err != nil && s.db.RunCommand(ctx, bson.D{field("killSessions", bson.A{id})}).Err() != nil {
 			return // somebody ends it by the note
 		}
 		_, _ = s.forking.DeleteOne(ctx, bson.D{field("_id", id)}) // else somebody ends a session that does nothing

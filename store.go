@@ -92,13 +92,14 @@ type Store struct {
 	looks   *batcher[*search]
 	filings *batcher[finished]
 
-	mu       sync.Mutex
-	closed   bool
-	claimers map[string]*claimer
-	policies map[string]ExpirePolicy // of the queues that this process has a handle of
-	serving  atomic.Int32            // claimers that serve anybody
-	behind   chan struct{}           // commits on their way behind the handlers of this process's workers
-	wg       sync.WaitGroup
+	mu         sync.Mutex
+	closed     bool
+	claimers   map[string]*claimer
+	policies   map[string]ExpirePolicy // of the queues that this process has a handle of
+	serving    atomic.Int32            // claimers that serve anybody
+	forksAlone chan struct{}           // forks in transactions of their own
+	behind     chan struct{}           // commits on their way behind the handlers of this process's workers
+	wg         sync.WaitGroup
 
 	life context.Context // ends with Close
 	end  context.CancelFunc
@@ -150,9 +151,10 @@ func Open(ctx context.Context, db *mongo.Database, cfg Config) (*Store, error) {
 		clock:        &serverClock{now: cfg.Clock, hello: sayHello(db), turn: make(chan struct{}, 1)},
 		onForgetting: cfg.OnForgetting,
 		durable:      durable, partitioning: cfg.PartitionHistory, known: map[string]bool{},
-		claimers: map[string]*claimer{},
-		policies: map[string]ExpirePolicy{},
-		behind:   make(chan struct{}, commitsBehind),
+		claimers:   map[string]*claimer{},
+		policies:   map[string]ExpirePolicy{},
+		behind:     make(chan struct{}, commitsBehind),
+		forksAlone: make(chan struct{}, forksAlone),
 	}
 	s.bell = newBell(s, cfg.Collection+".signals")
 	s.settles = newBatcher(s, settleRound, settleFlights, s.settleRound)
