@@ -42,10 +42,7 @@ func parse(args []string, out io.Writer) (options, error) {
 		fmt.Fprintln(out, "usage: go run ./bench [flags]\n\nworks:")
 		for _, w := range work.All {
 			note := ""
-			switch {
-			case w.Later != "":
-				note = " (not yet: " + w.Later + ")"
-			case w.OnlyNamed:
+			if w.OnlyNamed {
 				note = " (only when named)"
 			}
 			fmt.Fprintf(out, "  %-10s %s%s\n", w.Name, w.What, note)

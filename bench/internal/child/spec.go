@@ -21,6 +21,9 @@ type Spec struct {
 	Jobs    int    `json:"jobs,omitempty"`
 	Batch   int    `json:"batch,omitempty"`
 
+	// History says what becomes of finished jobs: "" (they are deleted), "ttl", or "partition".
+	History string `json:"history,omitempty"`
+
 	// Limit ends the work early; what was done by then is rated.
 	Limit time.Duration `json:"limit_ns,omitempty"`
 

@@ -47,6 +47,11 @@ var Goals = []Goal{
 	ratio("the same", "keuss pl-mongo, 16 consumers a stage", 10, Ref{"pipeline", ours, "3 stages x 64 workers"}, Ref{"pipeline", "keuss-pl", ""}),
 	ratio("three stages, 500,000 waiting at another", "with none", 0.9, Ref{"pipeline", ours, "500,000 waiting at another stage"}, Ref{"pipeline", ours, "3 stages x 64 workers"}),
 
+	ratio("forgetting 1,000,000 by a partition, server CPU", "by the TTL index", 100, Ref{"history", ours, "forget-partition"}, Ref{"history", ours, "forget-ttl"}),
+	ratio("draining while a partition is dropped", "undisturbed", 0.95, Ref{"history", ours, "drain while it is forgotten, partition"}, Ref{"history", ours, "drain beside it, partition"}),
+	ratio("draining with a TTL history", "with none", 0.85, Ref{"history", ours, "drain, ttl"}, Ref{"history", ours, "drain, no history"}),
+	ratio("draining with a partitioned history", "with none", 0.6, Ref{"history", ours, "drain, partition"}, Ref{"history", ours, "drain, no history"}),
+
 	limit("an empty queue's worker: server calls", 1, "a second", Ref{"idle", ours, "server calls"}, rateOf),
 	limit("an empty queue's worker: client CPU", 2, "ms a second", Ref{"idle", ours, "client CPU"}, rateOf),
 	limit("draining 500,000 jobs: resident memory", 80, "MiB", Ref{"memory", ours, ""}, func(f Figure) *float64 { return f.PeakRSS }),

@@ -34,7 +34,7 @@ func openOurs(ctx context.Context, spec child.Spec, cfg mongoq.QueueConfig) (*ou
 	o := &ours{client: client}
 	// Warnings are shown if the process fails.
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	if o.store, err = mongoq.Open(ctx, client.Database(database), mongoq.Config{Logger: log}); err != nil {
+	if o.store, err = mongoq.Open(ctx, client.Database(database), mongoq.Config{Logger: log, PartitionHistory: partitioning(spec)}); err != nil {
 		return nil, err
 	}
 	for i := range max(spec.Queues, 1) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	"github.com/seed-de459a48/mongoq"
 	"github.com/seed-de459a48/mongoq/bench/internal/child"
@@ -11,7 +12,11 @@ import (
 
 // oursDrain runs a pool on each queue until all jobs are handled.
 func oursDrain(ctx context.Context, l *child.Link) (child.Report, error) {
-	o, err := openOurs(ctx, l.Spec, mongoq.QueueConfig{})
+	var cfg mongoq.QueueConfig
+	if l.Spec.History != "" {
+		cfg.Retention = 24 * time.Hour
+	}
+	o, err := openOurs(ctx, l.Spec, cfg)
 	if err != nil {
 		return child.Report{}, err
 	}

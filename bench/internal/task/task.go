@@ -13,6 +13,7 @@ import (
 //	prepare   makes the schema
 //	fill      stores jobs
 //	history   stores finished jobs
+//	forget    has them be forgotten
 //	left      counts the jobs that are not done
 //	drain     handles jobs by a pool or by consumers
 //	push      calls push, each goroutine one call after the other
@@ -25,7 +26,7 @@ import (
 //	idle      waits on an empty queue, and counts the calls to the server
 var tasks = map[string]map[string]child.Task{
 	"mongoq": {
-		"fill": oursFill, "history": oursHistory, "left": oursLeft, "drain": oursDrain, "push": oursPush,
+		"fill": oursFill, "history": oursHistory, "forget": oursForget, "left": oursLeft, "drain": oursDrain, "push": oursPush,
 		"pushmany": oursPushMany, "reserve": oursReserve, "produce": oursProduce, "consume": oursConsume, "feed": oursFeed,
 		"idle": oursIdle, "pipeline": oursPipeline,
 	},

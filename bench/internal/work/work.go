@@ -21,9 +21,6 @@ type Work struct {
 	// Once works run once, whatever the number of runs.
 	Once bool
 
-	// Later says which issue builds a work that is not there yet.
-	Later string
-
 	trials func(*Env) []trial
 }
 
@@ -49,7 +46,7 @@ var All = []Work{
 	{Name: "memory", What: "what a process holds that drains 500,000 jobs", trials: memoryTrials},
 	{Name: "sustained", What: "producers and a pool together, for -sustain", OnlyNamed: true, Once: true, trials: sustainedTrials},
 	{Name: "pipeline", What: "100,000 envelopes through three stages that do nothing", trials: pipelineTrials},
-	{Name: "history", What: "forgetting finished jobs", OnlyNamed: true, Later: "issue 7"},
+	{Name: "history", What: "keeping and forgetting finished jobs", OnlyNamed: true, trials: historyTrials},
 }
 
 // Choose gives the works that a list names, set apart by commas; all that need not be named if it is empty.
@@ -85,10 +82,6 @@ func Choose(list string) ([]Work, error) {
 // Measure runs a work: all its trials once, then all again, so that what changes with time meets every system. It
 // returns what it has when ctx ends. A trial that fails is noted, and not tried again.
 func (e *Env) Measure(ctx context.Context, w Work) []figure.Figure {
-	if w.Later != "" {
-		e.Note("%s: not measured: it is not there yet, %s builds it", w.Name, w.Later)
-		return nil
-	}
 	trials := w.trials(e)
 	samples := make([][][]figure.Sample, len(trials))
 	failed := make([]bool, len(trials))

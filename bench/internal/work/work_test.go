@@ -83,17 +83,6 @@ func TestATrialThatFailsIsNotedAndLeavesTheOthers(t *testing.T) {
 	require.Equal(t, []string{"drain bad s failed: no server", "drain good s: mind this"}, env.Notes)
 }
 
-func TestAWorkOfALaterIssueIsNoted(t *testing.T) {
-	t.Parallel()
-	env := quietly(1)
-	works, err := Choose("history")
-	require.NoError(t, err)
-	require.Empty(t, env.Measure(t.Context(), works[0]))
-	require.Len(t, env.Notes, 1)
-	require.Contains(t, env.Notes[0], "issue 7")
-	require.False(t, env.Failed)
-}
-
 func TestAnInterruptedWorkGivesWhatItHas(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
