@@ -94,3 +94,17 @@ func ExampleStore_Get() {
 	// Output:
 	// in shipping, came from orders
 }
+
+func ExampleStore_Forgetting() {
+	ctx := context.Background()
+	store, done := exampleStore()
+	defer done()
+
+	f, err := store.Forgetting(ctx)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(f.Behind(), f.Undated, len(f.Partitions))
+	// Output:
+	// false 0 0
+}

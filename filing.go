@@ -170,15 +170,10 @@ func (s *Store) insertFiled(ctx context.Context, b *filedBatch) error {
 
 // refusedWrite is the first error that a write command's answer tells of.
 func refusedWrite(answer bson.Raw) error {
-	arr, ok := answer.Lookup("writeErrors").ArrayOK()
+	doc, ok := answer.Lookup("writeErrors", "0").DocumentOK()
 	if !ok {
 		return nil
 	}
-	first, err := bson.Raw(arr).IndexErr(0)
-	if err != nil {
-		return nil
-	}
-	doc, _ := first.Value().DocumentOK()
 	code, _ := number(doc.Lookup("code"))
 	msg, _ := doc.Lookup("errmsg").StringValueOK()
 	return mongo.CommandError{Code: int32(code), Message: msg}

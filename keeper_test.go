@@ -128,7 +128,7 @@ func TestOneProcessKeepsTheHistory(t *testing.T) {
 			})
 		}
 		all.Wait()
-		require.Equal(t, 1, len(slices.DeleteFunc(held, func(h bool) bool { return !h })))
+		require.Len(t, slices.DeleteFunc(held, func(h bool) bool { return !h }), 1)
 		queues, err := second.Queues(t.Context())
 		require.NoError(t, err)
 		require.Empty(t, queues, "the lease is no queue")
