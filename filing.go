@@ -153,11 +153,7 @@ func (s *Store) unmade(batches []*filedBatch) (missing []partition) {
 func (s *Store) insertFiled(ctx context.Context, b *filedBatch) error {
 	if inSession(ctx) {
 		// By a command of our own: the driver would decode and copy each document that has its _id.
-		raw, err := s.db.RunCommand(ctx, bson.D{field("insert", b.name), field("documents", b.docs)}).Raw()
-		if err != nil {
-			return err
-		}
-		return refusedWrite(raw)
+		return s.db.RunCommand(ctx, bson.D{field("insert", b.name), field("documents", b.docs)}).Err()
 	}
 	_, err := s.collectionOf(b.partition, false).InsertMany(ctx, b.docs, options.InsertMany().SetOrdered(false))
 	var be mongo.BulkWriteException
@@ -166,17 +162,6 @@ func (s *Store) insertFiled(ctx context.Context, b *filedBatch) error {
 		return nil
 	}
 	return err
-}
-
-// refusedWrite is the first error that a write command's answer tells of.
-func refusedWrite(answer bson.Raw) error {
-	doc, ok := answer.Lookup("writeErrors", "0").DocumentOK()
-	if !ok {
-		return nil
-	}
-	code, _ := number(doc.Lookup("code"))
-	msg, _ := doc.Lookup("errmsg").StringValueOK()
-	return mongo.CommandError{Code: int32(code), Message: msg}
 }
 
 // deleteFiled deletes what has been stored in its partition.
