@@ -411,7 +411,10 @@ func (o *openAttempts) hear(e mongoq.Event) {
 	if e.Kind == mongoq.EventReserved || e.Kind == mongoq.EventHeld {
 		return
 	}
-	a := o.take(attemptKey{e.ID, e.Q, e.Retries})
+	var a *attempt
+	if e.Ran > 0 { // else it was given back unstarted, and the next attempt may have begun already
+		a = o.take(attemptKey{e.ID, e.Q, e.Retries})
+	}
 	verb, result, text := verbOf[e.Kind], resultOK, ""
 	switch e.Kind {
 	case mongoq.EventLeaseLost:
@@ -420,7 +423,7 @@ func (o *openAttempts) hear(e mongoq.Event) {
 		verb = verbForward
 		result, text = resultOf(e.Err)
 	}
-	if a == nil { // it was given back unstarted, or is no job: a part that arrives
+	if a == nil { // no handler had it; a part that arrives has none
 		if verb == verbArrive {
 			o.c.ledger.write(entry{What: noteAnswer, ID: e.ID.Hex(), Q: e.Q, Verb: verb, Result: result})
 		}
