@@ -35,17 +35,16 @@ const appName = "soak"
 
 // A clientSpec is what a client process is told.
 type clientSpec struct {
-	Role  string
-	Proc  string // its name: the slot, and how many had it before
-	Slot  int
-	Seed  uint64
-	URI   string
-	DB    string
-	Hosts map[string]string // see detour; nil: no proxies
-	Dir   string            // of the ledgers
-	Rate  float64           // pushes in a second
-	Calm  bool              // nothing but plain work, as fast as it goes
-	Tries int               // concurrency, of a worker under load
+	Role     string            `json:"role"`
+	Proc     string            `json:"proc"` // its name: the slot, and how many had it before
+	Seed     uint64            `json:"seed"`
+	URI      string            `json:"uri"`
+	DB       string            `json:"db"`
+	Hosts    map[string]string `json:"hosts"`    // see detour; nil: no proxies
+	Dir      string            `json:"dir"`      // of the ledgers
+	Rate     float64           `json:"rate"`     // pushes in a second
+	Calm     bool              `json:"calm"`     // nothing but plain work, as fast as it goes
+	Handlers int               `json:"handlers"` // of a worker under load
 }
 
 // clientVariable holds the spec in a client's environment.

@@ -156,7 +156,7 @@ func (c *conductor) spawn(s *slot, spec clientSpec) error {
 	}
 	s.lives++
 	s.proc = fmt.Sprintf("%s%d.%d", s.role, s.n, s.lives)
-	spec.Role, spec.Proc, spec.Slot = s.role, s.proc, s.n
+	spec.Role, spec.Proc = s.role, s.proc
 	spec.Seed, spec.URI, spec.DB, spec.Dir, spec.Rate = c.cfg.seed, c.server.URI(), dbName, c.dir, c.cfg.rate
 	spec.Hosts = c.net.hosts
 	cmd, stdin, err := start(spec)
@@ -214,6 +214,13 @@ func (c *conductor) trouble(format string, args ...any) {
 	c.ledger.write(entry{What: noteTrouble, Text: text})
 }
 
+// name is that of the client that runs.
+func (s *slot) name() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.proc
+}
+
 // tell gives a client a line on its standard input.
 func (s *slot) tell(line string) {
 	s.mu.Lock()
@@ -223,11 +230,11 @@ func (s *slot) tell(line string) {
 	}
 }
 
-// kill ends the client by SIGKILL, and tells which it was.
-func (s *slot) kill() string {
+// kill ends the client by SIGKILL.
+func (s *slot) kill() {
 	s.mu.Lock()
 	s.meant = true
-	proc, ended := s.proc, s.ended
+	ended := s.ended
 	if s.cmd != nil {
 		_ = s.cmd.Process.Kill()
 	}
@@ -235,14 +242,12 @@ func (s *slot) kill() string {
 	if ended != nil {
 		<-ended
 	}
-	return proc
 }
 
-func (s *slot) signal(sig syscall.Signal) string {
+func (s *slot) signal(sig syscall.Signal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_ = s.cmd.Process.Signal(sig)
-	return s.proc
 }
 
 // stop asks the client to end, and nothing to take its place.
@@ -276,10 +281,10 @@ func (c *conductor) stopAll(role string, limit time.Duration) {
 		select {
 		case <-s.ended:
 		case <-late:
-			c.trouble("%s did not end in %v", s.proc, limit)
-			_ = s.signal(syscall.SIGQUIT) // for its stacks
+			c.trouble("%s did not end in %v", s.name(), limit)
+			s.signal(syscall.SIGQUIT) // for its stacks
 			_ = pause(context.Background(), 500*time.Millisecond)
-			c.ledger.write(entry{What: noteFault, Verb: faultKill, To: s.proc})
+			c.ledger.write(entry{What: noteFault, Verb: faultKill, To: s.name()})
 			s.kill()
 		}
 	}

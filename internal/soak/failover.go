@@ -99,18 +99,20 @@ func (c *conductor) pace(killings []killing) (slow []string, err error) {
 				first[e.Proc] = time.Duration(e.At - k.elected)
 			}
 		}
-		line := fmt.Sprintf("failover %d: elected after %.2f s", i+1, time.Duration(k.elected-k.at).Seconds())
+		var line strings.Builder
+		fmt.Fprintf(&line, "failover %d: elected after %.2f s", i+1, time.Duration(k.elected-k.at).Seconds())
 		for _, s := range c.slots {
-			d, ok := first[s.proc]
+			proc := s.name()
+			d, ok := first[proc]
 			if !ok {
 				d = time.Hour
 			}
-			line += fmt.Sprintf(", %s %.2f s", s.proc, d.Seconds())
+			fmt.Fprintf(&line, ", %s %.2f s", proc, d.Seconds())
 			if d > goOn {
-				slow = append(slow, fmt.Sprintf("failover %d: %s took %v", i+1, s.proc, d))
+				slow = append(slow, fmt.Sprintf("failover %d: %s took %v", i+1, proc, d))
 			}
 		}
-		c.say("%s", line)
+		c.say("%s", line.String())
 	}
 	return slow, nil
 }

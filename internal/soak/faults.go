@@ -11,6 +11,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
+// respite is what a node has at least between two faults of its own.
+const respite = 5 * time.Second
+
 // torment lets the faults happen, each kind of track by itself, and heals everything at the end.
 func (c *conductor) torment(ctx context.Context, faults []fault) {
 	ofTrack := map[string]int{}
@@ -20,30 +23,38 @@ func (c *conductor) torment(ctx context.Context, faults []fault) {
 		}
 	}
 	var all sync.WaitGroup
+	end := c.began.Add(c.cfg.length)
 	for i := range tracks {
 		all.Go(func() {
+			var healed time.Time
 			for _, f := range faults {
 				if ofTrack[f.Kind] != i {
 					continue
 				}
-				if pause(ctx, time.Until(c.began.Add(f.At))) != nil {
+				// A node that takes long to come back must not be killed again at once, for ever.
+				begin := c.began.Add(f.At)
+				if rest := healed.Add(respite); i == nodesTrack && begin.Before(rest) {
+					begin = rest
+				}
+				if begin.After(end) || pause(ctx, time.Until(begin)) != nil {
 					return
 				}
 				c.inflict(ctx, f)
+				healed = time.Now()
 			}
 		})
 	}
 	all.Wait()
-	_ = pause(ctx, time.Until(c.began.Add(c.cfg.length)))
+	_ = pause(ctx, time.Until(end))
 }
 
 // inflict makes one fault happen, from its beginning to its end.
 func (c *conductor) inflict(ctx context.Context, f fault) {
-	target, what := "", ""
+	var target, what string
 	node := f.Target
 	switch f.Kind {
 	case faultKill, faultPause, faultClock:
-		target = c.slots[f.Target].proc
+		target = c.slots[f.Target].name()
 	default:
 		if node == primaryNode {
 			var err error

@@ -119,7 +119,7 @@ func (c *client) load(ctx context.Context) error {
 		defer mu.Unlock()
 		_, err := w.Write(binary.LittleEndian.AppendUint32(nil, uint32(n)))
 		return err
-	}, mongoq.WorkerConfig{Concurrency: c.spec.Tries})
+	}, mongoq.WorkerConfig{Concurrency: c.spec.Handlers})
 	if err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func drainAll(ctx context.Context, db *mongo.Database, uri, dir string, n int, o
 		}
 	}()
 	for i := range loadProcesses {
-		cmd, stdin, err := start(clientSpec{Role: roleLoad, Proc: fmt.Sprintf("load%d", i), URI: uri, DB: dbName, Dir: dir, Calm: true, Tries: loadHandlers})
+		cmd, stdin, err := start(clientSpec{Role: roleLoad, Proc: fmt.Sprintf("load%d", i), URI: uri, DB: dbName, Dir: dir, Calm: true, Handlers: loadHandlers})
 		if err != nil {
 			return err
 		}
@@ -166,13 +166,14 @@ func drainAll(ctx context.Context, db *mongo.Database, uri, dir string, n int, o
 			return err
 		}
 		s := sample{at: time.Since(began), done: n - int(left)}
-		line := fmt.Sprintf("%6.1fs  %8d done, %6.0f a second; MB:", s.at.Seconds(), s.done, float64(s.done-done)/sampleEvery.Seconds())
+		var line strings.Builder
+		fmt.Fprintf(&line, "%6.1fs  %8d done, %6.0f a second; MB:", s.at.Seconds(), s.done, float64(s.done-done)/sampleEvery.Seconds())
 		for _, cmd := range cmds {
 			mb := rss(cmd.Process.Pid)
 			s.rss += mb
-			line += fmt.Sprintf(" %d", mb)
+			fmt.Fprintf(&line, " %d", mb)
 		}
-		fmt.Fprintf(out, "%s, mongod %d\n", line, serverMemory(ctx, db))
+		fmt.Fprintf(out, "%s, mongod %d\n", line.String(), serverMemory(ctx, db))
 		samples = append(samples, s)
 		done = s.done
 		if left == 0 {

@@ -50,19 +50,23 @@ func main() {
 		fmt.Fprintln(os.Stderr, "soak:", err)
 		os.Exit(2)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	run := soak
-	switch {
-	case cfg.load > 0:
-		run = load
-	case cfg.failovers > 0:
-		run = failover
-	}
-	if err := run(ctx, cfg, os.Stdout); err != nil {
+	if err := run(cfg); err != nil {
 		fmt.Fprintln(os.Stderr, "soak:", err)
 		os.Exit(1)
 	}
+}
+
+// run does what the flags say. An interrupt ends it, with everything that it has started.
+func run(cfg config) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	switch {
+	case cfg.load > 0:
+		return load(ctx, cfg, os.Stdout)
+	case cfg.failovers > 0:
+		return failover(ctx, cfg, os.Stdout)
+	}
+	return soak(ctx, cfg, os.Stdout)
 }
 
 // parse reads the flags.

@@ -213,8 +213,7 @@ func (c *client) pushMany(q string) {
 // singly gives each of n members of a batch its error.
 func singly(err error, n int) []error {
 	errs := make([]error, n)
-	var be *mongoq.BatchError
-	if errors.As(err, &be) {
+	if be, ok := errors.AsType[*mongoq.BatchError](err); ok {
 		for _, f := range be.Failed {
 			errs[f.Index] = f.Err
 		}

@@ -89,6 +89,9 @@ var tracks = []track{
 	{5 * time.Second, []string{faultError, faultHangUp, faultConcern, faultBlock}},
 }
 
+// nodesTrack is the place of the faults of nodes in tracks.
+const nodesTrack = 1
+
 // commands are those that fail points befall; codes what they answer: a network error, the states of a primary that goes
 // away, a timeout, a refusal.
 var (

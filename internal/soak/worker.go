@@ -3,9 +3,9 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -264,7 +264,7 @@ func (c *client) together(a *attempt) {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
 	var follow *pushed
-	next := job{Key: a.job.Key + "+" + a.c.spec.Proc + "-" + fmt.Sprint(a.n)}
+	next := job{Key: a.job.Key + "+" + a.c.spec.Proc + "-" + strconv.FormatInt(a.n, 10)}
 	if c.rng.chance(0.3) {
 		p := c.pushes(qWork, next.Key, bson.NilObjectID, 0)
 		follow = &p
