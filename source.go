@@ -12,6 +12,9 @@ const (
 	farthest = 2000
 	// longestHold is how long an envelope may wait in a buffer; then others should have it.
 	longestHold = 500 * time.Millisecond
+	// longestWait is how long the handlers wait for the claim of one source while another has something: not until that
+	// has to be given back.
+	longestWait = longestHold / 2
 )
 
 // source is one queue of a worker: it claims ahead of the handlers by what they are about to need.
@@ -53,8 +56,8 @@ func (src *source) nudge() {
 }
 
 // choose is the source that a free handler takes from: the first that has something or, by weight, the one that has had
-// the least of its share. One that has nothing yet, but may have, is waited for: its claim is under way. The worker's
-// lock is held.
+// the least of its share. One that has nothing yet, but may have, is waited for: its claim is under way, and not for
+// long. The worker's lock is held.
 func (w *pool) choose() *source {
 	if len(w.sources) == 1 {
 		return w.sources[0].ready()
@@ -184,10 +187,12 @@ func (src *source) fetch(ctx context.Context) {
 }
 
 // claim waits for envelopes. Beside other sources it first asks whether there are any, so that handlers know whether to
-// wait for this one.
+// wait for this one; if the answer takes long, they don't.
 func (src *source) claim(ctx context.Context, n int) ([]*Reservation, error) {
 	if len(src.w.sources) > 1 {
+		slow := time.AfterFunc(longestWait, src.dries)
 		rs, err := src.wait(ctx, n, true)
+		slow.Stop()
 		if !errors.Is(err, ErrEmpty) && !errors.Is(err, ErrQueuePaused) {
 			return rs, err
 		}

@@ -459,6 +459,30 @@ func TestWhatWaitsBehindASlowHandlerGoesToAnotherWorker(t *testing.T) {
 	})
 }
 
+// A queue whose claim takes long must not hold up the jobs of another: they would be fetched and given back, again and
+// again, while the handlers have nothing to do.
+func TestASlowClaimHoldsUpNoOtherQueue(t *testing.T) {
+	t.Parallel()
+	db := mongotest.Database(t, mongotest.ReplicaSet)
+	store := openStore(t, db)
+	a, b := newQueue(t, store, "a"), newQueue(t, store, "b")
+	push(t, b, "held")
+	r := tryReserve(t, b, mongoq.LeaseFor(brief))
+	session, err := db.Client().StartSession()
+	require.NoError(t, err)
+	defer session.EndSession(context.Background())
+	require.NoError(t, session.StartTransaction())
+	require.NoError(t, r.Commit(mongo.NewSessionContext(t.Context(), session))) // a claim waits a second for it
+	require.Eventually(t, func() bool { return sizes(t, b) == "1100" }, soon, 10*time.Millisecond, "its lease does not end")
+	pushAll(t, a, ints(20))
+
+	w := run(t, a, idle, mongoq.WorkerConfig{Concurrency: 1, Also: []mongoq.Source{{Queue: b, Handler: idle}}})
+	w.awaits(t, mongoq.EventCommitted, 20)
+	for _, e := range w.told() {
+		require.NotEqual(t, mongoq.EventReleased, e.Kind, "it was given back unstarted")
+	}
+}
+
 // troubled counts what a worker logs of a server that is away: "cannot claim", "claims again".
 func troubled(w *running) (away, back int) {
 	for _, line := range w.log.from(slog.LevelInfo) {
