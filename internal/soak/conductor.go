@@ -73,6 +73,9 @@ func conduct(ctx context.Context, cfg config, out io.Writer) (_ *conductor, err 
 	}()
 	c.server, err = mongotest.Start(ctx, mongotest.Options{
 		ReplicaSet: cfg.nodes, TestCommands: true, Progress: func(s string) { c.say("%s", s) },
+		// What a client that was killed has written in an open transaction is locked until the server ends that: after a
+		// minute by default.
+		Args: []string{"--setParameter", "transactionLifetimeLimitSeconds=10"},
 	})
 	if err != nil {
 		return nil, err
@@ -194,7 +197,7 @@ func start(spec clientSpec) (*exec.Cmd, io.WriteCloser, error) {
 		return nil, nil, err
 	}
 	defer errs.Close()
-	cmd := exec.Command(self)
+	cmd := exec.CommandContext(context.Background(), self) // it ends when it is told to, or killed
 	cmd.Env = append(os.Environ(), clientVariable+"="+string(data))
 	cmd.Stdout, cmd.Stderr = errs, errs
 	// It goes when this process goes, though it may stand still and not see its standard input end.
