@@ -245,7 +245,7 @@ func (s *Store) joinsOf(ctx context.Context, ws []whole) (map[whole]*Joined, err
 
 // gathered is what a whole knows of its parts, without their content.
 var gathered = bson.D{
-	field("join.fork", 1), field("join.at", 1), field("join.n", 1), field("join.closed", 1), field("join.ended", 1),
+	field("join.fork", 1), field("join.at", 1), field("join.n", 1), field("join.branches", 1), field("join.closed", 1), field("join.ended", 1),
 	field("join.got.id", 1), field("join.got.i", 1), field("join.total", op("$bsonSize", "$$ROOT")),
 }
 
