@@ -43,7 +43,7 @@ var (
 	ErrOutcomeUnknown = errors.New("mongoq: outcome unknown")
 )
 
-// Errors of bad input. Nothing was stored.
+// Errors of bad input, and of a server that is not as it must be. Nothing was stored.
 var (
 	// ErrInvalidOption is wrapped by every error about a name, an option or a configuration that breaks a rule; the
 	// error's text states the rule and what was given.
@@ -54,6 +54,10 @@ var (
 
 	// ErrDuplicate is returned by a push with an ID under which another envelope is stored already.
 	ErrDuplicate = errors.New("mongoq: another envelope has this id")
+
+	// ErrUnauthorized is returned by Open when the client's user lacks a right that the store cannot do without; the error's
+	// text names the action and the collection.
+	ErrUnauthorized = errors.New("mongoq: not authorized")
 
 	// ErrUnsupportedServer is returned by Open when the server is older than MongoDB 5.0.
 	ErrUnsupportedServer = errors.New("mongoq: unsupported server")

@@ -163,7 +163,7 @@ func (s *Store) validate(ctx context.Context) error {
 	}
 	specs, err := s.db.ListCollectionSpecifications(ctx, bson.D{field("name", name)})
 	if err != nil || len(specs) != 1 {
-		return err
+		return s.lacking(err, "listCollections")
 	}
 	if err := suitable(specs[0]); err != nil {
 		return err
@@ -223,9 +223,9 @@ func (s *Store) ensure(ctx context.Context, ix index) (string, error) {
 			return err
 		}
 		name = ix.name
-		return s.db.RunCommand(ctx, bson.D{
+		return s.lacking(s.db.RunCommand(ctx, bson.D{
 			field("createIndexes", s.envs.Name()), field("indexes", bson.A{ix.spec()}),
-		}).Err()
+		}).Err(), "createIndex")
 	})
 	if hasCode(err, codeIndexOptionsConflict, codeIndexKeySpecsConflict) {
 		return "", fmt.Errorf("mongoq: index %s of collection %s stands in the way with other options, drop or rename it: %w", ix.name, s.envs.Name(), err)
@@ -239,7 +239,7 @@ func (s *Store) standing(ctx context.Context) ([]standingIndex, error) {
 		if hasCode(err, codeNamespaceNotFound) {
 			return nil, nil
 		}
-		return nil, err
+		return nil, s.lacking(err, "listIndexes")
 	}
 	var all []standingIndex
 	return all, cur.All(ctx, &all)
@@ -274,7 +274,7 @@ func (s *Store) reconcile(ctx context.Context, ix index, standing []standingInde
 				field("index", bson.D{field("name", old.Name), field("expireAfterSeconds", int64(0))}),
 			}).Err()
 			if err != nil {
-				return "", fmt.Errorf("mongoq: index %s of collection %s must have expireAfterSeconds 0 and cannot be changed: %w", old.Name, s.envs.Name(), err)
+				return "", fmt.Errorf("mongoq: index %s of collection %s must have expireAfterSeconds 0 and cannot be changed: %w", old.Name, s.envs.Name(), s.lacking(err, "collMod"))
 			}
 		case !ix.ttl && old.Expire != nil:
 			return "", fmt.Errorf("mongoq: index %s of collection %s must have no expireAfterSeconds, found %v: drop it", old.Name, s.envs.Name(), *old.Expire)

@@ -109,8 +109,8 @@ type Store struct {
 // processes may open the same one at once.
 //
 // Whatever the client's defaults say, the store writes with majority, journaled, and reads from the primary.
-// Errors: ErrUnsupportedServer below MongoDB 5.0, ErrInvalidOption, an index that stands in the way, by its name, or
-// what the server said.
+// Errors: ErrUnsupportedServer below MongoDB 5.0, ErrUnauthorized, ErrInvalidOption, an index that stands in the way, by its
+// name, or what the server said. A user who may find and not write may open a store, to look at it.
 func Open(ctx context.Context, db *mongo.Database, cfg Config) (*Store, error) {
 	if db == nil {
 		return nil, invalid("Open needs a database, got nil")
@@ -166,6 +166,9 @@ func Open(ctx context.Context, db *mongo.Database, cfg Config) (*Store, error) {
 	s.life, s.end = context.WithCancel(context.Background())
 	var err error
 	if s.transactions, err = checkServer(ctx, db); err != nil {
+		return nil, err
+	}
+	if err := s.checkRights(ctx); err != nil {
 		return nil, err
 	}
 	if err := s.prepare(ctx); err != nil {

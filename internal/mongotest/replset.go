@@ -50,6 +50,9 @@ func (s *Server) initiate(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
+	if len(s.nodes) == 1 {
+		return nil // and where access is controlled, nobody but users may note anything
+	}
 	return first.noteToAll(ctx, len(s.nodes))
 }
 
@@ -142,7 +145,11 @@ func (n *Node) admin(ctx context.Context, cmd bson.D, out any) error {
 }
 
 func (n *Node) dial() (*mongo.Client, error) {
-	client, err := mongo.Connect(options.Client().ApplyURI("mongodb://" + n.Addr() + "/?directConnection=true"))
+	opts := []*options.ClientOptions{options.Client().ApplyURI("mongodb://" + n.Addr() + "/?directConnection=true")}
+	if n.server.opts.Client != nil {
+		opts = append(opts, n.server.opts.Client)
+	}
+	client, err := mongo.Connect(opts...)
 	if err != nil {
 		return nil, fmt.Errorf("client for %s: %w", n.Addr(), err)
 	}

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
 // bootTimeout bounds a start whose context has no earlier end. Fetching mongod
@@ -35,6 +37,10 @@ type Options struct {
 
 	// Args are more arguments for each mongod; they come last.
 	Args []string
+
+	// Client adds to the options of the clients by which this package looks at the nodes: where
+	// Args have them demand TLS.
+	Client *options.ClientOptions
 
 	// Log receives what the nodes log, as they write it, a little later. A node's log is
 	// also kept in its folder, and its end is part of the errors here.
