@@ -51,7 +51,7 @@ func handlers(names ...string) pipefile.Handlers {
 	return h
 }
 
-func store(t *testing.T) *mongoq.Store {
+func store(t testing.TB) *mongoq.Store {
 	t.Helper()
 	s, err := mongoq.Open(t.Context(), mongotest.Database(t, mongotest.ReplicaSet), mongoq.Config{})
 	require.NoError(t, err)
