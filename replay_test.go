@@ -17,7 +17,7 @@ import (
 )
 
 // someHistory gives a queue n finished envelopes, one each ten milliseconds, the last of them an hour ago.
-func someHistory(t *testing.T, db *mongo.Database, q string, n int) (start time.Time, ids []bson.ObjectID) {
+func someHistory(t testing.TB, db *mongo.Database, q string, n int) (start time.Time, ids []bson.ObjectID) {
 	t.Helper()
 	start = time.Now().Truncate(time.Second).Add(-time.Hour)
 	docs := rawDocs(t, n, func(i int) bson.D {
