@@ -1,7 +1,11 @@
 package mongoq
 
 import (
+	"errors"
 	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -136,9 +140,37 @@ func (e *Envelope) Ran() time.Duration {
 // Decode decodes the payload into v, a pointer, as bson.Unmarshal does for a field of that type.
 func (e *Envelope) Decode(v any) error {
 	if err := e.Payload.Unmarshal(v); err != nil {
-		return fmt.Errorf("mongoq: cannot decode the payload of %s into %T: %w", e.ID.Hex(), v, err)
+		return fmt.Errorf("mongoq: cannot decode the payload of %s into %T: %w", e.ID.Hex(), v, unquoted(err))
 	}
 	return nil
+}
+
+// unquotedError is an error of a value that could not be parsed, without the value: errors go into logs and dead letters.
+// Its cause, which may quote it, is there for errors.As.
+type unquotedError struct {
+	text  string
+	cause error
+}
+
+func (e *unquotedError) Error() string { return e.text }
+func (e *unquotedError) Unwrap() error { return e.cause }
+
+// unquoted keeps the value out of the text of an error that the standard library's parsers make of it.
+func unquoted(err error) error {
+	var (
+		moment  *time.ParseError
+		address *url.Error
+		digits  *strconv.NumError
+	)
+	if !errors.As(err, &moment) && !errors.As(err, &address) && !errors.As(err, &digits) {
+		return err
+	}
+	text := "a text in it is not of the form that is wanted"
+	var at *bson.DecodeError
+	if errors.As(err, &at) {
+		text = fmt.Sprintf("the text in %s is not of the form that is wanted", strings.Join(at.Keys(), "."))
+	}
+	return &unquotedError{text: text, cause: err}
 }
 
 // stored is an envelope as read from the collection, with what the library keeps for itself.

@@ -394,7 +394,7 @@ func encode(what string, v any) (bson.RawValue, error) {
 	}
 	t, data, err := bson.MarshalValue(v)
 	if err != nil {
-		return bson.RawValue{}, invalid("%s must be encodable as BSON: %v", what, err)
+		return bson.RawValue{}, invalid("%s must be encodable as BSON: %v", what, unquoted(err))
 	}
 	return bson.RawValue{Type: t, Value: data}, nil
 }

@@ -63,7 +63,7 @@ type JoinedPart struct {
 // Decode decodes the part's payload into v, as Envelope.Decode does.
 func (p *JoinedPart) Decode(v any) error {
 	if err := p.Payload.Unmarshal(v); err != nil {
-		return fmt.Errorf("mongoq: cannot decode the payload of part %q into %T: %w", p.Branch, v, err)
+		return fmt.Errorf("mongoq: cannot decode the payload of part %q into %T: %w", p.Branch, v, unquoted(err))
 	}
 	return nil
 }

@@ -3,8 +3,10 @@ package mongoq_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -69,6 +71,7 @@ func TestNoPayloadInLogsOrErrors(t *testing.T) {
 		id := push(t, q, "x", mongoq.ID(bson.NewObjectID()))
 		pushFails(secret, mongoq.ID(id))
 		pushFails(large)
+		pushFails(json.Number(secret))
 		pushFails(map[string]any{"s": secret, "c": make(chan int)})
 		pushFails(bson.Raw(secret))
 		pushFails(bson.D{{Key: "s", Value: secret}, {Key: "r", Value: bson.Raw(secret)}})
@@ -81,7 +84,10 @@ func TestNoPayloadInLogsOrErrors(t *testing.T) {
 		push(t, q, secret, headers)
 		r := reserve(t, q)
 		fails(r.Decode(new(int)))
-		fails(r.Decode(new(time.Time)))
+		var wrong *time.ParseError
+		err = r.Decode(new(time.Time))
+		fails(err)
+		require.ErrorAs(t, err, &wrong)
 		fails(r.Decode(new(struct{ A int })))
 		fails(r.Decode(new([]int)))
 		fails(r.Decode(new(bson.ObjectID)))
@@ -107,7 +113,7 @@ func TestNoPayloadInLogsOrErrors(t *testing.T) {
 		}
 		push(t, q, secret, headers, mongoq.TTL(time.Millisecond))
 		push(t, q, bson.D{{Key: "n", Value: secret}}, headers)
-		worker, err := q.Worker(mongoq.Handle(func(context.Context, struct{ N int }) error { return nil }), mongoq.WorkerConfig{
+		worker, err := q.Worker(mongoq.Handle(func(context.Context, struct{ N time.Time }) error { return nil }), mongoq.WorkerConfig{
 			Middleware: []mongoq.Middleware{mongoq.Logging(log.logger())},
 		})
 		require.NoError(t, err)
@@ -125,7 +131,7 @@ func TestNoPayloadInLogsOrErrors(t *testing.T) {
 			{{Key: "payload", Value: secret}, {Key: "headers", Value: bson.D{{Key: "h", Value: secret}, {Key: "n", Value: 1}}}},
 			{{Key: "payload", Value: secret}, {Key: "retries", Value: secret}, {Key: "errs", Value: secret}},
 			{{Key: "payload", Value: secret}, {Key: "deadline", Value: secret}, {Key: "result", Value: secret}, {Key: "more", Value: secret}},
-			{{Key: "payload", Value: strings.Repeat(secret, 16<<20/len(secret)-100)}},
+			{{Key: "payload", Value: (large + secret + strings.Repeat(" ", 1<<20))[:16<<20-130]}},
 		} {
 			_, err := db.Collection("mongoq").InsertOne(t.Context(), append(bson.D{
 				{Key: "q", Value: "q"}, {Key: "prio", Value: 1}, {Key: "when", Value: time.Now().Add(-time.Hour)},
@@ -154,4 +160,20 @@ func TestNoPayloadInLogsOrErrors(t *testing.T) {
 		require.Contains(t, log.String(), "was set aside")
 		require.NotContains(t, log.String(), secret)
 	})
+}
+
+// What cannot be parsed is not quoted, as the parsers of the standard library do.
+func TestADecodeErrorDoesNotQuote(t *testing.T) {
+	t.Parallel()
+	typ, data, err := bson.MarshalValue(bson.D{{Key: "a", Value: bson.D{{Key: "b", Value: "\x7f" + secret}}}})
+	require.NoError(t, err)
+	e := mongoq.Envelope{Payload: bson.RawValue{Type: typ, Value: data}}
+	err = e.Decode(new(struct{ A struct{ B time.Time } }))
+	require.ErrorContains(t, err, "a.b")
+	require.NotContains(t, err.Error(), secret)
+	var wrong *time.ParseError
+	require.ErrorAs(t, err, &wrong)
+	err = e.Decode(new(struct{ A struct{ B url.URL } }))
+	require.ErrorContains(t, err, "a.b")
+	require.NotContains(t, err.Error(), secret)
 }
