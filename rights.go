@@ -37,16 +37,16 @@ var (
 // envelope that needs it. A server without access control, or one that does not tell, is not asked further.
 func (s *Store) checkRights(ctx context.Context) error {
 	raw, err := s.db.RunCommand(ctx, bson.D{field("connectionStatus", 1), field("showPrivileges", true)}).Raw()
-	if err != nil {
-		var se mongo.ServerError
-		if errors.As(err, &se) && !mayHaveHappened(err) && !worthRetrying(err) {
-			return nil
-		}
+	var se mongo.ServerError
+	switch {
+	case errors.As(err, &se) && !mayHaveHappened(err) && !worthRetrying(err):
+		return nil // it does not tell
+	case err != nil:
 		return err
 	}
 	var status connectionStatus
-	if err := bson.Unmarshal(raw, &status); err != nil || len(status.AuthInfo.Users) == 0 {
-		return nil //nolint:nilerr // it tells nothing that could be judged
+	if told := bson.Unmarshal(raw, &status) == nil && len(status.AuthInfo.Users) > 0; !told {
+		return nil
 	}
 	if len(s.missing(status, writing)) == len(writing) && len(s.missing(status, needed[:1])) == 0 {
 		s.log.Warn("mongoq: the user may look at envelopes and write none: nothing can be pushed, taken or settled here", "collection", s.envs.Name())

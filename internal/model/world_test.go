@@ -25,7 +25,7 @@ var histories = flag.Int("histories", 6, "how many concurrent runs TestHistories
 
 func TestMain(m *testing.M) {
 	// As much as every change can wait for; the command line says otherwise.
-	for name, value := range map[string]string{"rapid.checks": "25", "rapid.steps": "40", "rapid.shrinktime": "10s", "rapid.nofailfile": "true"} {
+	for name, value := range map[string]string{"rapid.checks": "25", "rapid.steps": "40", "rapid.shrinktime": "5s", "rapid.nofailfile": "true"} {
 		if err := flag.Set(name, value); err != nil {
 			panic(err)
 		}
