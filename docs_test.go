@@ -18,7 +18,7 @@ func TestTheDocumentationNamesTestsThatExist(t *testing.T) {
 		files, err := filepath.Glob(pattern)
 		require.NoError(t, err)
 		for _, name := range files {
-			text, err := os.ReadFile(name)
+			text, err := os.ReadFile(name) //nolint:gosec // a file of this repository
 			require.NoError(t, err)
 			for _, m := range declared.FindAllSubmatch(text, -1) {
 				there[string(m[1])] = true
@@ -29,7 +29,7 @@ func TestTheDocumentationNamesTestsThatExist(t *testing.T) {
 	require.NoError(t, err)
 	named := 0
 	for _, page := range pages {
-		text, err := os.ReadFile(page)
+		text, err := os.ReadFile(page) //nolint:gosec // the same
 		require.NoError(t, err)
 		for _, m := range regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w+)`").FindAllSubmatch(text, -1) {
 			named++

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -236,7 +237,7 @@ func TestASlowAnswerPastTheDeadline(t *testing.T) {
 			reply bool
 		}
 		var all []slow
-		for _, tr := range append(transitions[:len(transitions):len(transitions)], operatorsVerbs...) {
+		for _, tr := range slices.Concat(transitions, operatorsVerbs) {
 			if tr.claim || tr.pop { // which go on for whoever waits next: see fault_claim_test.go
 				continue
 			}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -70,7 +71,7 @@ func FuzzRead(f *testing.F) {
 		cost := spent(func() { e = read(b) })
 		require.LessOrEqual(t, cost, uint64(64<<10+1000*len(b)))
 		_ = e.badFields()
-		_ = e.Envelope.Outcome()
+		_ = e.Outcome()
 		_, _ = e.Waited(), e.Ran()
 		for _, v := range []any{new(string), new(bson.D), new(any), new(struct{ A map[string]int })} {
 			_ = e.Decode(v)
@@ -99,7 +100,7 @@ func FuzzPush(f *testing.F) {
 		cfg := QueueConfig{Lease: time.Second, PollInterval: time.Second, Retry: DefaultRetry, DeadLetter: NoDeadLetter}
 		if err := errors.Join(checkName(name), cfg.check(name)); err != nil {
 			require.ErrorIs(t, err, ErrInvalidOption)
-			require.True(t, name == "" || len(name) > MaxQueueName || name[0] == '$' || !utf8.ValidString(name) || bytes.ContainsRune([]byte(name), 0))
+			require.True(t, name == "" || len(name) > MaxQueueName || name[0] == '$' || !utf8.ValidString(name) || strings.ContainsRune(name, 0))
 			return
 		}
 		q := &Queue{name: name, cfg: cfg}
@@ -130,7 +131,7 @@ func FuzzPush(f *testing.F) {
 		}
 		e := read(p.doc)
 		require.Empty(t, e.bad)
-		require.Empty(t, e.Envelope.Result)
+		require.Empty(t, e.Result)
 		require.True(t, e.Reserved.IsZero() && e.Processed.IsZero() && e.lease.IsZero())
 		require.Equal(t, name, e.Q)
 		require.Equal(t, payload.Type, e.Payload.Type)

@@ -138,8 +138,10 @@ func TestNoPayloadInLogsOrErrors(t *testing.T) {
 			}, doc...))
 			require.NoError(t, err)
 		}
-		_, err = q.TryReserve(t.Context())
-		require.ErrorIs(t, err, mongoq.ErrEmpty)
+		require.Eventually(t, func() bool { // a busy machine may need more than one attempt for so much
+			_, err := q.TryReserve(t.Context())
+			return errors.Is(err, mongoq.ErrEmpty)
+		}, 2*late, time.Millisecond)
 		counts, err := q.DeadLetters().Count(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, map[mongoq.DeadKind]int64{

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/big"
@@ -41,7 +42,7 @@ func newCertificates(t testing.TB) certificates {
 	t.Helper()
 	dir := t.TempDir()
 	authority := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority", Organization: []string{"test"}}, IsCA: true, BasicConstraintsValid: true,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, IsCA: true, BasicConstraintsValid: true,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
@@ -62,7 +63,7 @@ func newCertificates(t testing.TB) certificates {
 		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 		require.NoError(t, err)
 		leaf := &x509.Certificate{
-			SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: name, Organization: []string{"test"}},
+			SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: name},
 			NotBefore: authority.NotBefore, NotAfter: authority.NotAfter, KeyUsage: x509.KeyUsageDigitalSignature,
 			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 			IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
@@ -234,8 +235,11 @@ func TestTheDocumentedRoleIsEnough(t *testing.T) {
 		{Key: "q", Value: "hand"}, {Key: "when", Value: time.Now().Add(-time.Minute)}, {Key: "prio", Value: 2}, {Key: "payload", Value: make([]byte, 16<<20-100)},
 	})
 	require.NoError(t, err)
-	_, err = newQueue(t, store, "hand").TryReserve(t.Context())
-	require.ErrorIs(t, err, mongoq.ErrEmpty)
+	hand := newQueue(t, store, "hand")
+	require.Eventually(t, func() bool { // a busy machine may need more than one attempt for so much
+		_, err := hand.TryReserve(t.Context())
+		return errors.Is(err, mongoq.ErrEmpty)
+	}, 2*late, time.Millisecond)
 	require.Equal(t, 1, storedIn(t, f.admin.Database("enough"), "hand.dead"))
 
 	// A transaction of the caller's, and those of forks and joins.

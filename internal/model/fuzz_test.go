@@ -220,6 +220,9 @@ func pushOf(t testing.TB, q *mongoq.Queue, payload any) bson.ObjectID {
 // claimOf claims by one of the two statements that there are.
 func claimOf(ctx context.Context, q *mongoq.Queue, many bool) ([]*mongoq.Reservation, error) {
 	if many {
+		if s, err := q.Stats(ctx); err != nil || s.Ready == 0 {
+			return nil, errors.Join(err, mongoq.ErrEmpty)
+		}
 		ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 		defer cancel()
 		return q.ReserveMany(ctx, 3)

@@ -165,7 +165,6 @@ func (s place) after(c call) place {
 		s.lapsed = false
 		return s
 	case opCommit:
-		s.done = true
 		return place{exists: true, done: true, dead: s.dead, q: s.q, claimed: s.claimed}
 	case opRollback:
 		s.retries++

@@ -52,7 +52,6 @@ type ticket struct {
 	r        *mongoq.Reservation
 	q        string
 	e        *envelope // as the model has it
-	at       envelope  // as it was claimed
 	sure     bool      // the consumer knows when its lease ends: the server's clock did not jump
 	settled  bool      // by its own words
 	consumer int

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -221,7 +222,7 @@ func (p *program) take(t *rapid.T, q string, consumer int, r *mongoq.Reservation
 	require.Equal(t, e.prio, r.Priority)
 	require.Equal(t, q, r.Q)
 	require.True(t, e.payload.Equal(r.Payload), "payload %v, want %v", r.Payload, e.payload)
-	require.Equal(t, len(e.headers), len(r.Headers))
+	require.Len(t, r.Headers, len(e.headers))
 	for k, v := range e.headers {
 		require.Equal(t, v, r.Headers[k])
 	}
@@ -447,7 +448,7 @@ var errFailed = errors.New("it failed")
 func (p *program) rollback(t *rapid.T) {
 	tk, holds := p.ticket(t)
 	var opts []mongoq.RollbackOption
-	var cause error = errFailed
+	cause := errFailed
 	later := chance(t, "later", 4)
 	if later {
 		opts = append(opts, mongoq.After(long))
@@ -530,10 +531,8 @@ func (p *program) move(t *rapid.T) {
 		tk.e.mortal, tk.e.expired = true, false
 	}
 	if replaced {
-		merged := map[string]string{"$moved": "$q"}
-		for k, v := range tk.e.headers {
-			merged[k] = v
-		}
+		merged := maps.Clone(headers)
+		maps.Copy(merged, tk.e.headers)
 		tk.e.headers = merged
 	}
 }
@@ -823,7 +822,7 @@ func TestProgramsFindAWrongModel(t *testing.T) {
 			go func() { // rapid ends it
 				defer close(finished)
 				rapid.Check(rec, func(t *rapid.T) {
-					p := newProgram(t, newWorld(t, db, stores, atOnce), wrong)
+					p := newProgram(t, newWorld(t, db, stores, atOnce), wrong) //nolint:testifylint // t is rapid's, which may fail here
 					ran = nil
 					passed := false
 					defer func() {
