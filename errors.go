@@ -119,8 +119,8 @@ func invalid(format string, args ...any) error {
 // unknown wraps the causes of an outcome that could not be told.
 func unknown(causes ...error) error {
 	cause := errors.Join(causes...)
-	if cause == nil {
-		cause = errors.New("an earlier answer was lost, and nothing that is stored tells")
+	if cause == nil { // of a second call, which has met nothing itself
+		return fmt.Errorf("%w: what is stored does not tell", ErrOutcomeUnknown)
 	}
 	return fmt.Errorf("%w: %w", ErrOutcomeUnknown, cause)
 }
