@@ -22,6 +22,11 @@ var (
 		{".queues", "find"}, {".queues", "insert"}, {".queues", "update"},
 		{".aside", "insert"},
 	}
+	// partitionRights are those without which a history has no partitions.
+	partitionRights = []right{
+		{".history.*", "find"}, {".history.*", "insert"}, {".history.*", "update"}, {".history.*", "remove"},
+		{".history.*", "createIndex"}, {".history.*", "dropCollection"},
+	}
 	// helpful are those without which it goes on, more slowly: nobody is rung for, claimers of several processes hinder each
 	// other, and what a killed process held in a transaction is held for longer.
 	helpful = []right{
@@ -52,7 +57,11 @@ func (s *Store) checkRights(ctx context.Context) error {
 		s.log.Warn("mongoq: the user may look at envelopes and write none: nothing can be pushed, taken or settled here", "collection", s.envs.Name())
 		return nil
 	}
-	if missing := s.missing(status, needed); len(missing) > 0 {
+	all := needed
+	if s.partitioning != PartitionNone {
+		all = slices.Concat(needed, partitionRights)
+	}
+	if missing := s.missing(status, all); len(missing) > 0 {
 		return fmt.Errorf("%w: the user needs the right to %s", ErrUnauthorized, strings.Join(missing, ", "))
 	}
 	if missing := s.missing(status, helpful); len(missing) > 0 {
