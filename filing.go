@@ -11,7 +11,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
-	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 )
 
 // How what is finished comes into its partition.
@@ -95,15 +94,7 @@ func (s *Store) fileOnce(ctx context.Context, f filing, atOnce bool) (ids []bson
 		err := steps(ctx)
 		return ids, missing, err
 	}
-	session, err := s.db.Client().StartSession()
-	if err != nil {
-		return nil, nil, err
-	}
-	defer session.EndSession(context.WithoutCancel(ctx))
-	done := s.noteTransaction(ctx, session)
-	_, err = session.WithTransaction(ctx, func(ctx context.Context) (any, error) { return nil, steps(ctx) },
-		options.Transaction().SetWriteConcern(s.lasts).SetReadConcern(readconcern.Snapshot()).SetReadPreference(readpref.Primary()))
-	done(err)
+	err = s.transact(ctx, readconcern.Snapshot(), steps)
 	return ids, missing, err
 }
 
@@ -246,7 +237,7 @@ func (s *Store) fileCommits(ctx context.Context, calls []*call[*settlement]) {
 		done[id] = true
 	}
 	for _, c := range calls {
-		if done[c.item.r.ID] {
+		if done[c.item.r.ID] && byID[c.item.r.ID] == c.item { // and not another reservation of it in the same round
 			c.answer <- nil
 		} else {
 			singly(c) // somebody else has it
@@ -281,7 +272,7 @@ func (v *settlement) filed(raw bson.Raw, at time.Time) bson.Raw {
 
 // fileBehind files what has been finished where it was, while its holder goes on.
 func (s *Store) fileBehind(f finished) {
-	if !s.begin() {
+	if len(s.filings.places) == cap(s.filings.places) || !s.begin() {
 		return // the keeper does it
 	}
 	go func() {

@@ -129,17 +129,28 @@ type watch struct {
 	warned  time.Duration // how far it was behind when that was last said; 0: it was not
 }
 
+// count counts what can never be forgotten, unless that takes too long.
+func (w *watch) count(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, countOddFor)
+	defer cancel()
+	n, err := w.s.countUndated(ctx)
+	if err != nil {
+		n = -1
+	}
+	if n > max(w.undated, 0) {
+		w.s.log.Warn("mongoq: finished envelopes have an expireAt that is no date: they are never forgotten", "envelopes", n)
+	}
+	w.undated = n
+}
+
 func (w *watch) look(ctx context.Context) error {
-	count := w.counted.IsZero() || time.Since(w.counted) >= countOddEvery
-	f, err := w.s.forgetting(ctx, count)
+	f, err := w.s.forgetting(ctx, false)
 	if err != nil {
 		return err
 	}
-	if count {
-		if f.Undated > w.undated {
-			w.s.log.Warn("mongoq: finished envelopes have an expireAt that is no date: they are never forgotten", "envelopes", f.Undated)
-		}
-		w.counted, w.undated = time.Now(), f.Undated
+	if w.counted.IsZero() || time.Since(w.counted) >= countOddEvery {
+		w.counted = time.Now()
+		w.count(ctx)
 	}
 	f.Undated = w.undated
 	switch late := max(f.Lag, f.Overdue); {

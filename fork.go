@@ -9,9 +9,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
-	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 )
 
 const (
@@ -270,14 +268,8 @@ func (s *Store) forkSome(ctx context.Context, calls []*call[*forked]) error {
 // errNotAll undoes a transaction of forks: somebody else has one of the envelopes.
 var errNotAll = errors.New("not all envelopes of the transaction were held")
 
-// forkTogether makes forks in one transaction, all or none: the copies, and each original under its holder's guard. The
-// driver repeats what met a conflict, and a commit whose answer was lost.
+// forkTogether makes forks in one transaction, all or none: the copies, and each original under its holder's guard.
 func (s *Store) forkTogether(ctx context.Context, vs []*forked) error {
-	session, err := s.db.Client().StartSession()
-	if err != nil {
-		return err
-	}
-	defer session.EndSession(context.WithoutCancel(ctx))
 	originals := make([]mongo.WriteModel, len(vs))
 	var copies []any
 	for i, v := range vs {
@@ -289,21 +281,18 @@ func (s *Store) forkTogether(ctx context.Context, vs []*forked) error {
 		}
 		copies = append(copies, v.copies...)
 	}
-	done := s.noteTransaction(ctx, session)
-	_, err = session.WithTransaction(ctx, func(ctx context.Context) (any, error) {
+	return s.transact(ctx, readconcern.Local(), func(ctx context.Context) error {
 		// The copies first, which nobody sees: the originals are locked for a moment only.
 		if _, err := s.envs.InsertMany(ctx, copies); err != nil {
-			return nil, err
+			return err
 		}
 		res, err := s.envs.BulkWrite(ctx, originals)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if n := res.MatchedCount + res.DeletedCount; n != int64(len(vs)) {
-			return nil, fmt.Errorf("%w: %d of %d", errNotAll, n, len(vs))
+			return fmt.Errorf("%w: %d of %d", errNotAll, n, len(vs))
 		}
-		return nil, nil
-	}, options.Transaction().SetWriteConcern(s.lasts).SetReadConcern(readconcern.Local()).SetReadPreference(readpref.Primary()))
-	done(err)
-	return err
+		return nil
+	})
 }

@@ -114,7 +114,8 @@ type shelf struct {
 func (s *Store) among() shelf { return shelf{s.envs, s.history} }
 
 func (s *Store) shelfOf(p partition) shelf {
-	return shelf{s.collectionOf(p, false), historyIndex.keys}
+	// Without a hint: should an operator have made it anew without its indexes, it is read all the same.
+	return shelf{s.collectionOf(p, false), nil}
 }
 
 // finished reads finished envelopes, the latest first, those of one instant by id; n is how many are wanted, 0 all.
@@ -320,10 +321,11 @@ func (s *Store) countFinished(ctx context.Context, query historyQuery) (int64, e
 	ps = slices.DeleteFunc(ps, func(p partition) bool { return !query.reaches(p) })
 	match := op("$match", query.filter(nil, query.span(), nil))
 	pipeline := bson.A{match}
-	for _, p := range ps {
-		pipeline = append(pipeline, unionWith(p.name, bson.A{match}))
+	for _, union := range united(ps, bson.A{match}) {
+		pipeline = append(pipeline, union)
 	}
-	if query.limit > 0 {
+	twice := len(ps) > 0 && !s.transactions // some may be
+	if query.limit > 0 && !twice {
 		pipeline = append(pipeline, op("$limit", query.limit))
 	}
 	from := s.envs
@@ -339,11 +341,16 @@ func (s *Store) countFinished(ctx context.Context, query historyQuery) (int64, e
 	if cur.Next(ctx) {
 		n, _ = number(cur.Current.Lookup("n"))
 	}
-	if err := cur.Err(); err != nil || len(ps) == 0 || s.transactions {
+	if err := cur.Err(); err != nil || !twice {
 		return int64(n), err
 	}
-	twice, err := s.countTwice(ctx, query)
-	return int64(n) - twice, err
+	limit := int64(query.limit)
+	query.limit = 0
+	again, err := s.countTwice(ctx, query)
+	if n := int64(n) - again; limit == 0 || n < limit {
+		return n, err
+	}
+	return limit, err
 }
 
 // countTwice counts what is in its partition and among the queues: on its way, on a server without transactions.

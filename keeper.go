@@ -27,8 +27,10 @@ const (
 	dropAfter = 10 * time.Minute
 	// fileAfter is how long ago something was finished that the keeper files: until then its own process does.
 	fileAfter = 10 * time.Second
-	// countOddEvery is how often what can never be forgotten is counted, which reads the whole history.
+	// countOddEvery is how often what can never be forgotten is counted, which reads the whole history; countOddFor how
+	// long that may take.
 	countOddEvery = time.Hour
+	countOddFor   = 20 * time.Second
 )
 
 // keeperID is the lease's. Those beside it, of queues, are strings.
@@ -114,12 +116,12 @@ func (s *Store) dropOver(ctx context.Context, ps []partition, at time.Time) erro
 		if err != nil {
 			return err
 		}
-		if err := coll.Drop(ctx); err != nil {
-			return err
-		}
 		s.mu.Lock()
 		delete(s.known, p.name)
 		s.mu.Unlock()
+		if err := coll.Drop(ctx); err != nil {
+			return err
+		}
 		s.log.Info("mongoq: a partition of the history is over, and was dropped", "partition", p.name, "envelopes", n)
 		_, err = s.queues.UpdateOne(ctx, bson.D{field("_id", keeperID)}, op("$inc", bson.D{field("dropped", 1), field("forgotten", n)}))
 		if err != nil {

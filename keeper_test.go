@@ -340,3 +340,41 @@ func TestAPartitionedCommitWhoseAnswersAreLost(t *testing.T) {
 		require.ErrorIs(t, err, mongoq.ErrEmpty)
 	})
 }
+
+// Two reservations of one envelope in one round: the one that lost its lease is told so.
+func TestAStaleReservationBesideItsSuccessorInOneRound(t *testing.T) {
+	t.Parallel()
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		q := newQueue(t, openParted(t, db), "q", mongoq.QueueConfig{Retention: time.Hour})
+		id := push(t, q, 1)
+		stale := reserve(t, q)
+		setDue(t, db, id, -time.Second)
+		held := reserve(t, q)
+		err := q.CommitMany(t.Context(), []*mongoq.Reservation{stale, held})
+		var be *mongoq.BatchError
+		require.ErrorAs(t, err, &be)
+		require.Len(t, be.Failed, 1)
+		require.Zero(t, be.Failed[0].Index)
+		require.ErrorIs(t, be.Failed[0].Err, mongoq.ErrLeaseLost)
+		awaitFiled(t, db)
+		require.Len(t, collect(t, q.History()), 1)
+	})
+}
+
+// A retention that is changed where it is follows the partition, not the queue's spread.
+func TestARetentionInAPartitionIsNotSpread(t *testing.T) {
+	t.Parallel()
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		q := newQueue(t, openParted(t, db), "q", mongoq.QueueConfig{Retention: 2 * time.Hour})
+		id := push(t, q, 1)
+		require.NoError(t, reserve(t, q).Commit(t.Context()))
+		awaitFiled(t, db)
+		plain := newQueue(t, openStore(t, db), "q", mongoq.QueueConfig{RetentionSpread: 24 * time.Hour})
+		n, err := plain.History().SetRetention(t.Context(), 2*time.Hour)
+		require.NoError(t, err)
+		require.EqualValues(t, 1, n)
+		e, err := q.Get(t.Context(), id)
+		require.NoError(t, err)
+		require.Equal(t, 2*time.Hour, e.ExpireAt.Sub(e.Processed))
+	})
+}

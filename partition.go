@@ -247,6 +247,19 @@ func (s *Store) across(ctx context.Context, ps []partition, majority bool, stage
 	}
 }
 
+// united are the stages that add what these give of each partition. Those of many partitions stand within each other: a
+// pipeline has a thousand stages at the most.
+func united(ps []partition, stages bson.A) (unions []bson.D) {
+	for some := range slices.Chunk(ps, unitedPartitions) {
+		within := slices.Clone(stages)
+		for _, p := range some[1:] {
+			within = append(within, unionWith(p.name, stages))
+		}
+		unions = append(unions, unionWith(some[0].name, within))
+	}
+	return unions
+}
+
 func unionWith(coll string, stages bson.A) bson.D {
 	return op("$unionWith", bson.D{field("coll", coll), field("pipeline", stages)})
 }

@@ -26,7 +26,8 @@ type retentionSettings struct {
 // next pass. What is committed from now on follows the Retention of the handle that commits it: give the queue's handles
 // the new one first.
 //
-// It works in batches. When it fails it has changed as many as it says, or more if the error is ErrOutcomeUnknown; it may
+// It works in batches. In a history in partitions it puts what it changes into others; lists that are read meanwhile may
+// miss what is on its way. When it fails it has changed as many as it says, or more if the error is ErrOutcomeUnknown; it may
 // be repeated: done twice is done. Options: Since, Until, IDs, Header, WithOutcome, Limit, Spread, OnProgress.
 // The rule: d is KeepForever or >= 1 ms.
 func (h *History) SetRetention(ctx context.Context, d time.Duration, opts ...RetentionOption) (int64, error) {
@@ -99,6 +100,7 @@ func (s *Store) retainFinished(ctx context.Context, query historyQuery, keep ret
 		return total, err
 	}
 	ps = slices.DeleteFunc(ps, func(p partition) bool { return !query.reaches(p) })
+	whole := retention{time: keep.time} // partitions are forgotten whole
 	stays := func(p partition) int {
 		if p.name == s.keeping(p, keep.time).name {
 			return 1
@@ -116,7 +118,7 @@ func (s *Store) retainFinished(ctx context.Context, query historyQuery, keep ret
 				break
 			}
 		}
-		change := func(ids []bson.ObjectID) (int64, error) { return s.retain(ctx, s.collectionOf(p, false), ids, keep) }
+		change := func(ids []bson.ObjectID) (int64, error) { return s.retain(ctx, s.collectionOf(p, false), ids, whole) }
 		if stays(p) == 0 {
 			change = func(ids []bson.ObjectID) (int64, error) { return s.refile(ctx, p, ids, keep.time) }
 		}
@@ -136,13 +138,13 @@ func (s *Store) retainIn(ctx context.Context, sh shelf, query historyQuery, done
 			return total, err
 		}
 		n, err := change(ids)
+		total += n
 		if mayHaveHappened(err) {
 			return total, unknown(err)
 		}
 		if err != nil {
 			return total, err
 		}
-		total += n
 		done(total)
 	}
 	return total, nil

@@ -98,8 +98,8 @@ func (s *Store) settleRound(calls []*call[*settlement]) {
 			deletes = append(deletes, c)
 		}
 	}
+	s.settleDeletes(ctx, deletes) // first: their leases have a margin, which must not pass meanwhile
 	s.settleFilings(ctx, filings)
-	s.settleDeletes(ctx, deletes)
 	s.settleUpdates(ctx, updates)
 	var behind []finished
 	for _, c := range updates {

@@ -41,7 +41,7 @@ type Config struct {
 	PartitionHistory Partitioning
 
 	// OnForgetting is told about once a minute, in one process of the store at a time, how far the forgetting of what is
-	// finished has come; Undated is counted once an hour. See also Store.Forgetting.
+	// finished has come; Undated is counted once an hour. It must not call Close. See also Store.Forgetting.
 	OnForgetting func(Forgetting)
 
 	// Logger gets what an operator should know: an envelope set aside, an index that is not as it should be. Never a
@@ -175,7 +175,8 @@ func Open(ctx context.Context, db *mongo.Database, cfg Config) (*Store, error) {
 		return nil, err
 	}
 	s.partitioned.Store(s.partitioning != PartitionNone)
-	if _, err := s.listPartitions(ctx); err != nil {
+	// Who may not list collections, and makes no partitions, has a history without.
+	if _, err := s.listPartitions(ctx); err != nil && (s.partitioning != PartitionNone || !hasCode(err, codeUnauthorized)) {
 		return nil, err
 	}
 	if _, _, err := s.clock.bounds(ctx); err != nil {
