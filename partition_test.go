@@ -55,10 +55,7 @@ func idsIn(t testing.TB, coll *mongo.Collection) (ids []bson.ObjectID) {
 // awaitFiled waits until nothing that is finished is left among the queues.
 func awaitFiled(t testing.TB, db *mongo.Database) {
 	t.Helper()
-	require.Eventually(t, func() bool {
-		n, err := db.Collection("mongoq").CountDocuments(t.Context(), bson.D{{Key: "processed", Value: bson.D{{Key: "$type", Value: "date"}}}})
-		return err == nil && n == 0
-	}, soon, 5*time.Millisecond)
+	awaitFiledSince(t, db, []bson.ObjectID{})
 }
 
 // commitAll commits what is in the queue, in rounds.
