@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -187,20 +188,12 @@ func (s *Store) fileCommits(ctx context.Context, calls []*call[*settlement]) {
 		c.item.sends()
 		byID[c.item.r.ID] = c.item
 	}
-	ids, tokens := idsOf(calls), map[bson.ObjectID][]bson.ObjectID{}
-	for id, v := range byID {
-		tokens[v.r.lease] = append(tokens[v.r.lease], id)
-	}
-	held := bson.A{}
-	for token, ids := range tokens {
-		held = append(held, holders(ids, token))
-	}
 	round, cancel := context.WithTimeout(ctx, roundTimeout)
 	defer cancel()
 	filed, err := s.file(round, filing{
 		from: s.envs,
 		stages: bson.A{
-			op("$match", bson.D{field("_id", op("$in", ids)), field("$or", held)}),
+			op("$match", bson.D{field("_id", op("$in", idsOf(calls))), field("$or", guardsOf(slices.Collect(maps.Values(byID))))}),
 			op("$unset", bson.A{"expireAt", "result"}),
 			op("$set", bson.D{field("processed", now)}),
 		},
@@ -213,19 +206,11 @@ func (s *Store) fileCommits(ctx context.Context, calls []*call[*settlement]) {
 			return v.filed(raw, at), s.partitionOf(at, v.keep.time), true
 		},
 		leave: func(ids []bson.ObjectID) bson.A {
-			if len(ids) == len(byID) {
-				return held
+			vs := make([]*settlement, len(ids))
+			for i, id := range ids {
+				vs[i] = byID[id]
 			}
-			byToken := map[bson.ObjectID][]bson.ObjectID{}
-			for _, id := range ids {
-				token := byID[id].r.lease
-				byToken[token] = append(byToken[token], id)
-			}
-			filters := bson.A{}
-			for token, ids := range byToken {
-				filters = append(filters, holders(ids, token))
-			}
-			return filters
+			return guardsOf(vs)
 		},
 	})
 	if err != nil {
@@ -301,18 +286,15 @@ func (s *Store) filingRound(calls []*call[finished]) {
 // fileFinished files those that are finished and still among the queues.
 func (s *Store) fileFinished(ctx context.Context, all []finished) error {
 	return filingRounds(all, func(ids []bson.ObjectID) error {
-		done := func(ids []bson.ObjectID) bson.D {
-			return bson.D{field("_id", op("$in", ids)), field("processed", op("$type", "date"))}
-		}
 		_, err := s.file(ctx, filing{
 			from:   s.envs,
-			stages: bson.A{op("$match", done(ids))},
+			stages: bson.A{op("$match", finishedFilter(ids))},
 			finish: func(raw bson.Raw) (bson.Raw, partition, bool) {
 				e := read(raw)
 				keep, ok := e.kept()
 				return slices.Clone(raw), s.partitionOf(e.Processed, keep), ok
 			},
-			leave: func(ids []bson.ObjectID) bson.A { return bson.A{done(ids)} },
+			leave: func(ids []bson.ObjectID) bson.A { return bson.A{finishedFilter(ids)} },
 			anew:  true,
 		})
 		return err

@@ -121,12 +121,7 @@ func (s *Store) shelfOf(p partition) shelf {
 // finished reads finished envelopes, the latest first, those of one instant by id; n is how many are wanted, 0 all.
 func (s *Store) finished(ctx context.Context, query historyQuery, n int) iter.Seq2[*Envelope, error] {
 	return func(yield func(*Envelope, error) bool) {
-		ps, err := s.partitions(ctx)
-		if err != nil {
-			yield(nil, err)
-			return
-		}
-		if len(ps) == 0 {
+		if !s.partitioned.Load() {
 			s.finishedIn(ctx, s.among(), query, n)(yield)
 			return
 		}

@@ -146,14 +146,8 @@ var partitionIndexes = []index{
 	partsIndex,
 }
 
-// ensurePartition makes a partition with its indexes, unless this process knows that it stands.
+// ensurePartition makes a partition with its indexes, unless it stands.
 func (s *Store) ensurePartition(ctx context.Context, p partition) error {
-	s.mu.Lock()
-	known := s.known[p.name]
-	s.mu.Unlock()
-	if known {
-		return nil
-	}
 	specs := bson.A{}
 	for _, ix := range partitionIndexes {
 		specs = append(specs, ix.spec())
@@ -172,7 +166,6 @@ func (s *Store) ensurePartition(ctx context.Context, p partition) error {
 	}
 	s.known[p.name] = true
 	s.mu.Unlock()
-	s.partitioned.Store(true)
 	return nil
 }
 
@@ -222,11 +215,7 @@ func (s *Store) filed(ctx context.Context, ids []bson.ObjectID, fields bson.D, m
 func (s *Store) across(ctx context.Context, ps []partition, majority bool, stages bson.A) iter.Seq2[bson.Raw, error] {
 	return func(yield func(bson.Raw, error) bool) {
 		for some := range slices.Chunk(ps, unitedPartitions) {
-			pipeline := slices.Clone(stages)
-			for _, p := range some[1:] {
-				pipeline = append(pipeline, unionWith(p.name, stages))
-			}
-			cur, err := s.collectionOf(some[0], majority).Aggregate(ctx, pipeline)
+			cur, err := s.collectionOf(some[0], majority).Aggregate(ctx, overAll(some, stages))
 			if err != nil {
 				yield(nil, err)
 				return
@@ -251,13 +240,18 @@ func (s *Store) across(ctx context.Context, ps []partition, majority bool, stage
 // pipeline has a thousand stages at the most.
 func united(ps []partition, stages bson.A) (unions []bson.D) {
 	for some := range slices.Chunk(ps, unitedPartitions) {
-		within := slices.Clone(stages)
-		for _, p := range some[1:] {
-			within = append(within, unionWith(p.name, stages))
-		}
-		unions = append(unions, unionWith(some[0].name, within))
+		unions = append(unions, unionWith(some[0].name, overAll(some, stages)))
 	}
 	return unions
+}
+
+// overAll is the pipeline that, run on the first of some partitions, runs these stages over all of them.
+func overAll(some []partition, stages bson.A) bson.A {
+	pipeline := slices.Clone(stages)
+	for _, p := range some[1:] {
+		pipeline = append(pipeline, unionWith(p.name, stages))
+	}
+	return pipeline
 }
 
 func unionWith(coll string, stages bson.A) bson.D {

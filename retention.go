@@ -152,7 +152,7 @@ func (s *Store) retainIn(ctx context.Context, sh shelf, query historyQuery, done
 
 // retain changes it where they are.
 func (s *Store) retain(ctx context.Context, coll *mongo.Collection, ids []bson.ObjectID, keep retention) (int64, error) {
-	res, err := coll.UpdateMany(ctx, retentionFilter(ids), retentionUpdate(keep))
+	res, err := coll.UpdateMany(ctx, finishedFilter(ids), retentionUpdate(keep))
 	if err != nil {
 		return 0, err
 	}

@@ -77,6 +77,18 @@ func (v *settlement) inSession(ctx context.Context) error {
 	return err
 }
 
+// guardsOf guards many verbs, those under one token together.
+func guardsOf(vs []*settlement) (guards bson.A) {
+	byToken := map[bson.ObjectID][]bson.ObjectID{}
+	for _, v := range vs {
+		byToken[v.r.lease] = append(byToken[v.r.lease], v.r.ID)
+	}
+	for token, ids := range byToken {
+		guards = append(guards, holders(ids, token))
+	}
+	return guards
+}
+
 // settleRound sends many verbs in two statements: the deletes, those of one token together, and the updates; commits into
 // a partitioned history in a transaction of their own. Each call gets its own, exact answer.
 func (s *Store) settleRound(calls []*call[*settlement]) {
@@ -116,13 +128,13 @@ func (s *Store) settleDeletes(ctx context.Context, calls []*call[*settlement]) {
 	if len(calls) == 0 {
 		return
 	}
-	byToken := map[bson.ObjectID][]bson.ObjectID{}
-	for _, c := range calls {
-		byToken[c.item.r.lease] = append(byToken[c.item.r.lease], c.item.r.ID)
+	items := make([]*settlement, len(calls))
+	for i, c := range calls {
+		items[i] = c.item
 	}
-	models := make([]mongo.WriteModel, 0, len(byToken))
-	for token, ids := range byToken {
-		models = append(models, mongo.NewDeleteManyModel().SetFilter(holders(ids, token)))
+	var models []mongo.WriteModel
+	for _, guard := range guardsOf(items) {
+		models = append(models, mongo.NewDeleteManyModel().SetFilter(guard))
 	}
 	n, err := s.bulk(ctx, models, func(res *mongo.BulkWriteResult) int64 { return res.DeletedCount })
 	if err == nil && n == int64(len(calls)) {

@@ -253,7 +253,7 @@ func (k retention) expireAt(committed any) any {
 
 // retention changed: of what is finished, by id. Nothing else of a finished envelope ever changes. Nothing matched: it
 // has been forgotten.
-func retentionFilter(ids []bson.ObjectID) bson.D {
+func finishedFilter(ids []bson.ObjectID) bson.D {
 	return bson.D{field("_id", op("$in", ids)), field("processed", op("$type", "date"))}
 }
 
