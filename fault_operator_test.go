@@ -233,29 +233,33 @@ func TestASlowAnswerPastTheDeadline(t *testing.T) {
 		openStore(t, db) // it makes the indexes
 		type slow struct {
 			*underway
+			lossy *mongotest.Lossy
 			held  *mongotest.Held
 			reply bool
 		}
-		var all []slow
+		var all []*slow
 		for _, tr := range slices.Concat(transitions, operatorsVerbs) {
 			if tr.claim || tr.pop { // which go on for whoever waits next: see fault_claim_test.go
 				continue
 			}
 			for _, reply := range []bool{true, false} {
 				s, lossy := lossyStage(t, db, false)
-				trial := tr.prepare(t, s)
-				hold := lossy.HoldRequest
-				if reply {
-					hold = lossy.HoldReply
-				}
-				f := fault{name: fmt.Sprintf("slow, the reply: %v", reply), code: codeOfNetwork, ran: reply}
-				held := hold(tr.command)
-				all = append(all, slow{start(t, s, tr, trial, f), held, reply})
+				all = append(all, &slow{underway: &underway{trial: tr.prepare(t, s), tr: tr, s: s}, lossy: lossy, reply: reply})
 			}
 		}
+		// One soon after the other: after ten seconds a call would end by itself.
 		for _, u := range all {
+			hold := u.lossy.HoldRequest
+			if u.reply {
+				hold = u.lossy.HoldReply
+			}
+			u.held = hold(u.tr.command)
+			f := fault{name: fmt.Sprintf("slow, the reply: %v", u.reply), code: codeOfNetwork, ran: u.reply}
+			u.underway = start(t, u.s, u.tr, u.trial, f)
 			awaitHeld(t, u.held)
 			u.call.cancel()
+		}
+		for _, u := range all {
 			for _, err := range u.outcomes(t) {
 				require.ErrorIs(t, err, context.Canceled, u.msg)
 				require.ErrorIs(t, err, mongoq.ErrOutcomeUnknown, u.msg)
