@@ -179,6 +179,13 @@ func (w *wire) take(names ...string) []sentCommand {
 	return slices.DeleteFunc(all, func(c sentCommand) bool { return !slices.Contains(names, c.name) })
 }
 
+// newLossy is a network that loses no signals: they are hints, and tests count what they lose.
+func newLossy() *mongotest.Lossy {
+	l := mongotest.NewLossy()
+	l.Spare(".signals")
+	return l
+}
+
 var upsert = options.UpdateOne().SetUpsert(true)
 
 var background = context.Background()

@@ -24,7 +24,7 @@ func (k *link) up() {
 		if err != nil {
 			break // the driver has closed the connection
 		}
-		f := k.lossy.next(m.command())
+		f := k.lossy.next(m)
 		if f != nil {
 			switch f.kind {
 			case loseRequest:

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 )
 
@@ -27,6 +28,7 @@ type Lossy struct {
 
 	mu    sync.Mutex
 	plans map[string][]*fate
+	spare []string // endings of collections' names
 }
 
 type fateKind int
@@ -116,10 +118,21 @@ func (l *Lossy) plan(kind fateKind, command string, n int) *fate {
 	return f
 }
 
-// next takes what is planned for a command, or nil.
-func (l *Lossy) next(command string) *fate {
+// Spare lets commands pass that are about collections whose names end so.
+func (l *Lossy) Spare(suffix string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.spare = append(l.spare, suffix)
+}
+
+// next takes what is planned for a command, or nil.
+func (l *Lossy) next(m message) *fate {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if slices.ContainsFunc(l.spare, func(suffix string) bool { return strings.HasSuffix(m.target(), suffix) }) {
+		return nil
+	}
+	command := m.command()
 	plan := l.plans[command]
 	if len(plan) == 0 {
 		return nil

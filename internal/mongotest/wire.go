@@ -47,13 +47,19 @@ func readMessage(r io.Reader) (message, error) {
 
 // command is the name of the command in a request, or "" if it is none that wants an
 // answer, or a compressed one.
-func (m message) command() string {
+func (m message) command() string { return firstKey(m.body()) }
+
+// target is the collection that a command is about, if it is about one.
+func (m message) target() string { return firstText(m.body()) }
+
+// body is the document of a command that wants an answer; nil: it is none.
+func (m message) body() []byte {
 	if len(m) < headerLen+4 || m.int32(12) != opMsg {
-		return ""
+		return nil
 	}
 	flags := m.int32(headerLen)
 	if flags&flagMoreToCome != 0 {
-		return ""
+		return nil
 	}
 	sections := m[headerLen+4:]
 	if flags&flagChecksum != 0 && len(sections) >= 4 {
@@ -63,19 +69,19 @@ func (m message) command() string {
 		kind := sections[0]
 		sections = sections[1:]
 		if kind == 0 {
-			return firstKey(sections)
+			return sections
 		}
 		// Kind 1, a sequence of documents, begins with its own length.
 		if len(sections) < 4 {
-			return ""
+			return nil
 		}
 		n := sections.int32(0)
 		if n < 4 || int(n) > len(sections) {
-			return ""
+			return nil
 		}
 		sections = sections[n:]
 	}
-	return ""
+	return nil
 }
 
 // firstKey is the first key of a BSON document: int32 length, then a type byte and the
@@ -90,4 +96,22 @@ func firstKey(doc []byte) string {
 		return ""
 	}
 	return string(key)
+}
+
+// firstText is the value of a document's first key, if that is a string: after the key an
+// int32 length, which counts the zero byte at the end.
+func firstText(doc []byte) string {
+	const kind, text = 4, 2
+	if len(doc) <= kind || doc[kind] != text {
+		return ""
+	}
+	value := doc[min(kind+1+len(firstKey(doc))+1, len(doc)):]
+	if len(value) < 4 {
+		return ""
+	}
+	n := int(int32(binary.LittleEndian.Uint32(value)))
+	if n < 1 || n > len(value)-4 {
+		return ""
+	}
+	return string(value[4 : 4+n-1])
 }

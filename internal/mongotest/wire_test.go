@@ -25,6 +25,10 @@ func TestCommand(t *testing.T) {
 	t.Parallel()
 	doc, err := bson.Marshal(bson.D{{Key: "update", Value: "c"}, {Key: "$db", Value: "d"}})
 	require.NoError(t, err)
+	require.Equal(t, "c", firstText(doc))
+	for n := range doc {
+		require.Contains(t, []string{"", "c"}, firstText(doc[:n]))
+	}
 	document := append([]byte{0}, doc...)
 	sequence := append([]byte{1}, binary.LittleEndian.AppendUint32(nil, 4+8+uint32(len(doc)))...)
 	sequence = append(append(sequence, "updates\x00"...), doc...)
