@@ -57,5 +57,5 @@ func ExampleDefaultRetry() {
 	}
 	fmt.Println(retries, "retries, then the dead-letter queue")
 	// Output:
-	// 10 retries, then the dead-letter queue
+	// 25 retries, then the dead-letter queue
 }

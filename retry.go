@@ -10,8 +10,8 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
-// DefaultRetry is the policy of a queue that names none: exponential with jitter, from 1 s to 1 h, 10 retries, then
-// the dead-letter queue.
+// DefaultRetry is the policy of a queue that names none: exponential with jitter, from 1 s, doubling, to 1 h, 25 retries
+// in about 14 hours, then the dead-letter queue.
 func DefaultRetry() backoff.BackOff {
 	b := backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(time.Second),
@@ -20,7 +20,7 @@ func DefaultRetry() backoff.BackOff {
 		backoff.WithMaxInterval(time.Hour),
 		backoff.WithMaxElapsedTime(0), // v4's default of 15 minutes would stop by waits that nobody slept
 	)
-	return backoff.WithMaxRetries(b, 10)
+	return backoff.WithMaxRetries(b, 25)
 }
 
 // most is how often a policy is asked at most: beyond it, its answer for that many failures stands.

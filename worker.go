@@ -14,7 +14,7 @@ import (
 
 const (
 	defaultConcurrency  = 10
-	defaultDrainTimeout = 30 * time.Second
+	defaultDrainTimeout = 20 * time.Second // what comes after it fits into the 30 s that Kubernetes gives
 	// stubborn is how long a drain waits for handlers after it has cancelled them.
 	stubborn = time.Second
 	// commitsBehind is how many commits of a store's workers may be on their way behind the handlers.
@@ -28,14 +28,15 @@ type WorkerConfig struct {
 	// Defaults to 10.
 	Concurrency int
 
-	// Timeout ends the context of each job. Zero: none.
+	// Timeout ends the context of each job. Zero: none. The rule: >= 0.
 	//
 	// Defaults to 0.
 	Timeout time.Duration
 
-	// DrainTimeout is how long running handlers may go on when Run's context has ended, before theirs is cancelled.
+	// DrainTimeout is how long running handlers may go on when Run's context has ended, before theirs is cancelled. The
+	// rule: >= 0; a nanosecond has them cancelled at once.
 	//
-	// Defaults to 30 s.
+	// Defaults to 20 s.
 	DrainTimeout time.Duration
 
 	// NoHeartbeat leaves leases as they are: a handler that runs longer than the queue's Lease loses its envelope.
@@ -135,7 +136,7 @@ func (q *Queue) Worker(h Handler, cfg WorkerConfig) (*Worker, error) {
 // Run works until ctx ends. It then takes nothing more, gives back what was not begun, lets running handlers end
 // within DrainTimeout, cancels those that don't, stores what they came to, and returns: nil, or an *AbandonedError with
 // the envelopes of handlers that ignored their context. It goes on through a server that is away or changes, and logs
-// that once. A worker runs once at a time.
+// that once. A worker runs once at a time: else ErrInvalidOption. Further errors: ErrClosed, ErrInTransaction.
 func (w *Worker) Run(ctx context.Context) error {
 	if !w.running.CompareAndSwap(false, true) {
 		return invalid("a worker must not run twice at once")

@@ -146,7 +146,7 @@ func (f *File) queue(n *yaml.Node, q *mongoq.QueueConfig) error {
 // retries of them the dead-letter queue.
 func (f *File) retry(n *yaml.Node, q *mongoq.QueueConfig) error {
 	initial, longest := time.Second, time.Hour
-	factor, jitter, retries := 2.0, 0.25, 10
+	factor, jitter, retries := 2.0, 0.25, 25 // as mongoq.DefaultRetry
 	_, err := f.mapping(n, "a retry", map[string]field{
 		"initial": {read: f.duration("initial", &initial)},
 		"max":     {read: f.duration("max", &longest)},

@@ -77,7 +77,7 @@ func run() (err error) {
 	return nil
 }
 
-// threeQuickRetries waits 0.2 s, 0.4 s and 0.8 s, then gives up. The default, mongoq.DefaultRetry, is more patient: ten
+// threeQuickRetries waits 0.2 s, 0.4 s and 0.8 s, then gives up. The default, mongoq.DefaultRetry, is more patient: 25
 // retries, from 1 s to 1 h, with jitter.
 func threeQuickRetries() backoff.BackOff {
 	return backoff.WithMaxRetries(backoff.NewExponentialBackOff(

@@ -64,7 +64,7 @@ func start() error {
 }
 
 // fiveRetries waits 0.1 s, 0.2 s, 0.4 s and so on, up to a second, each a fifth more or less, then gives up. The
-// default, mongoq.DefaultRetry, is more patient: ten retries, from 1 s to 1 h.
+// default, mongoq.DefaultRetry, is more patient: 25 retries, from 1 s to 1 h.
 func fiveRetries() backoff.BackOff {
 	return backoff.WithMaxRetries(backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(100*time.Millisecond),
