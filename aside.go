@@ -29,7 +29,7 @@ func (q *Queue) admit(ctx context.Context, t taken) (r *Reservation, late bool) 
 		}
 		return nil, false
 	}
-	r = &Reservation{Envelope: e.Envelope, mu: newGate(), s: q.s, q: q, lease: e.lease, size: e.size, epoch: t.epoch, end: e.When}
+	r = &Reservation{Envelope: e.Envelope, mu: newGate(), s: q.s, q: q, lease: e.lease, size: e.size, epoch: t.epoch, last: e.last, end: e.When}
 	if e.Dead == nil && !e.Deadline.IsZero() && !e.Deadline.After(maxTime(e.Reserved, t.latest)) {
 		return r, true
 	}

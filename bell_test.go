@@ -173,7 +173,7 @@ func TestARingBesideALookIsNotLost(t *testing.T) {
 	t.Parallel()
 	db := mongotest.Database(t, mongotest.ReplicaSet)
 	const poll = 4 * time.Second
-	lossy := mongotest.NewLossy()
+	lossy := newLossy()
 	store := openStore(t, anotherClient(t, db, options.Client().SetDialer(lossy)))
 	q := newQueue(t, store, "q", mongoq.QueueConfig{PollInterval: poll})
 	w := beginReserve(t, q)

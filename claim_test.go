@@ -413,7 +413,7 @@ func TestAClaimOfSeveralThatCannotReadWhatItGotGivesItBack(t *testing.T) {
 func TestAClaimOfSeveralHandsOutWhatItClaimed(t *testing.T) {
 	t.Parallel()
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
-		lossy := mongotest.NewLossy()
+		lossy := newLossy()
 		store := openStore(t, anotherClient(t, db, options.Client().SetDialer(lossy)))
 		q := newQueue(t, store, "q")
 		beginReserve(t, newQueue(t, store, "other", mongoq.QueueConfig{PollInterval: time.Minute})) // the signals are listened to
@@ -460,7 +460,7 @@ func outwait(t testing.TB, d time.Duration) {
 func TestABusyQueueHidesNothingThatIsDue(t *testing.T) {
 	t.Parallel()
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
-		lossy := mongotest.NewLossy()
+		lossy := newLossy()
 		store := openStore(t, db)
 		far := openStore(t, anotherClient(t, db, options.Client().SetDialer(lossy)))
 		past := mongoq.At(time.Now().Add(-time.Hour))

@@ -102,22 +102,22 @@ func (s *Store) claimer(name string) (*claimer, error) {
 func (c *claimer) join(w *waiter) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !w.try {
-		c.s.bell.listen()
-	}
-	c.waiters = append(c.waiters, w)
-	if c.running {
-		c.ring()
-		return
-	}
-	if !c.s.begin() {
+	if c.s.open() != nil || !c.running && !c.s.begin() { // who closes answers those in line once
 		w.gone = true
 		w.out <- claimed{err: ErrClosed}
 		return
 	}
-	c.running = true
-	c.s.serving.Add(1)
-	go c.serve()
+	c.waiters = append(c.waiters, w)
+	if c.running {
+		c.ring()
+	} else {
+		c.running = true
+		c.s.serving.Add(1)
+		go c.serve()
+	}
+	if !w.try {
+		c.s.bell.listen() // who stops listening sees that somebody is served
+	}
 }
 
 // settled waits until a claim that is under way has handed out, or given back, what it got.
@@ -439,7 +439,10 @@ func (c *claimer) give(w *waiter, rs []*Reservation) bool {
 func (s *Store) giveBack(ctx context.Context, r *Reservation) {
 	ctx, cancel := detached(ctx, attempts*attemptTimeout)
 	defer cancel()
-	late := min(-r.Waited(), 0)
+	late := longSince
+	if !r.Due.IsZero() {
+		late = min(r.Due.Sub(s.clock.guess()), 0)
+	}
 	update := releaseUpdate(r.lease, start{place: true}, r.q.cfg.OnExpire)
 	if err := r.settle(ctx, verbRelease, update, r.Q, late); err != nil && !errors.Is(err, ErrLeaseLost) {
 		s.log.Warn("mongoq: what was claimed for a caller that left could not be released; it is delivered again when its lease ends", "queue", r.Q, "id", r.ID.Hex(), "error", err)

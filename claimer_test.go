@@ -267,7 +267,7 @@ func TestAnEndedWaitLeavesNobodyInLine(t *testing.T) {
 func TestAWaitEndsWhileItsClaimIsUnderWay(t *testing.T) {
 	t.Parallel()
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
-		lossy := mongotest.NewLossy()
+		lossy := newLossy()
 		store := openStore(t, anotherClient(t, db, options.Client().SetDialer(lossy)))
 		q := newQueue(t, store, "q", mongoq.QueueConfig{PollInterval: time.Minute})
 

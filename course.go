@@ -26,7 +26,7 @@ func (c *moving) leads() []string { return c.ways }
 
 func (c *moving) settle(ctx context.Context, r *Reservation) (EventKind, error) {
 	v := &settlement{r: r, verb: verbMove, to: c.to, in: c.set.start.wait(r.s.clock)}
-	if c.same != nil {
+	if c.same != nil && r.Dead == nil {
 		v.update, v.shared = c.same.of(r), true
 	} else {
 		v.update = r.moving(c.to, c.set)

@@ -292,7 +292,7 @@ func (d *DeadLetters) sweep(set *redriveSettings, filter bson.D) sweep {
 		sw.hint = byID
 	}
 	if set.rewrite != nil {
-		sw.size = rewriteBatch
+		sw.size, sw.retried = rewriteBatch, true
 	}
 	return sw
 }

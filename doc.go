@@ -42,5 +42,6 @@
 // # Examples
 //
 // Every verb has one in this documentation, which runs against a real server with the tests. The folder examples holds
-// whole programs: quickstart is a walk through the queue, etl a pipeline of seven stages over real input.
+// whole programs: quickstart is a walk through the queue, etl a pipeline of seven stages over real input; workerpool, retry
+// and outbox show a pool, its retries, and jobs in transactions.
 package mongoq

@@ -18,11 +18,12 @@ var (
 	// ErrQueuePaused is returned by TryReserve and TryPop while the queue is paused.
 	ErrQueuePaused = errors.New("mongoq: queue is paused")
 
-	// ErrClosed is returned by every call on a closed Store, and to those that waited when it closed.
+	// ErrClosed is returned by every call on a closed Store, and to those that waited when it closed. What was reserved
+	// before can still be settled.
 	ErrClosed = errors.New("mongoq: store is closed")
 
-	// ErrInTransaction is returned by Reserve, Pop and their kin when the context carries a MongoDB session: a claim
-	// inside an open transaction would block every other claimer of the queue.
+	// ErrInTransaction is returned by Open, Reserve, Pop and their kin, Worker.Run and Pipeline.Run when the context
+	// carries a MongoDB session: a claim inside an open transaction would block every other claimer of the queue.
 	ErrInTransaction = errors.New("mongoq: not possible in a transaction")
 )
 
@@ -63,7 +64,7 @@ var (
 	ErrUnsupportedServer = errors.New("mongoq: unsupported server")
 )
 
-// BatchError is returned by calls on many envelopes when some of them failed; those not listed succeeded.
+// BatchError is returned by PushMany and CommitMany when some of the envelopes failed; those not listed succeeded.
 // errors.Is and errors.As look into every one of them.
 type BatchError struct {
 	Total  int         // how many the call was about

@@ -66,9 +66,9 @@ func HasMet(s *Store, queue string) {
 	c.turn = turn{until: time.Now().Add(time.Minute)}
 }
 
-// NoteFork notes that a session has a transaction of forks open, which may be ended in a while.
-func NoteFork(ctx context.Context, s *Store, session *mongo.Session, in time.Duration) error {
-	_, err := s.forking.InsertOne(ctx, bson.D{field("_id", session.ID()), field("until", time.Now().Add(in))})
+// NoteTransaction notes that a session has a transaction open, which may be ended in a while.
+func NoteTransaction(ctx context.Context, s *Store, session *mongo.Session, in time.Duration) error {
+	_, err := s.noted.InsertOne(ctx, bson.D{field("_id", session.ID()), field("until", time.Now().Add(in))})
 	return err
 }
 
@@ -95,3 +95,12 @@ func Ahead(s *Store, d time.Duration) {
 func PartitionOf(s *Store, committed time.Time, keep time.Duration) string {
 	return s.partitionOf(committed, keep).name
 }
+
+// GiveBack gives an envelope back as for a caller that left.
+func GiveBack(ctx context.Context, s *Store, r *Reservation) { s.giveBack(ctx, r) }
+
+// TakeLate is since when what was last said to have come late is due; zero: nothing was.
+func TakeLate(s *Store, queue string) time.Time { return s.claimerOf(queue).late.take() }
+
+// Ring has the claimer of a queue look.
+func Ring(s *Store, queue string) { s.ringHere(queue, 0, false) }

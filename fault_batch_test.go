@@ -30,7 +30,7 @@ var batched = append(slices.DeleteFunc(slices.Clone(transitions), func(tr transi
 // lossyStage is a stage of db whose network loses and holds what a test tells it to.
 func lossyStage(t testing.TB, db *mongo.Database, retries bool) (*stage, *mongotest.Lossy) {
 	t.Helper()
-	lossy, met := mongotest.NewLossy(), newMet()
+	lossy, met := newLossy(), newMet()
 	own := anotherClient(t, db, faultClient(retries, met), options.Client().SetDialer(lossy))
 	return &stage{kind: kindOf(t, db), retries: retries, db: own, store: openStore(t, own), met: met}, lossy
 }
@@ -123,7 +123,7 @@ func TestAFaultOnARound(t *testing.T) {
 		}
 		var scenes []scene
 		for i := range 2 * len(batched) {
-			lossy := mongotest.NewLossy()
+			lossy := newLossy()
 			scenes = append(scenes, scene{first.beside(t, i < len(batched), options.Client().SetDialer(lossy)), lossy})
 		}
 		faults := []fault{
@@ -221,7 +221,7 @@ func TestARoundOfWhichTheSecondCommandIsRefused(t *testing.T) {
 		commit := batched[slices.IndexFunc(batched, func(tr transition) bool { return tr.name == "plain commit into the history" })]
 		for _, f := range []fault{failing(codeNotPrimary).asElsewhere(), failing(codeUnauthorized).asRefusal()} {
 			f.name = "second command: " + f.name
-			lossy := mongotest.NewLossy()
+			lossy := newLossy()
 			s := first.beside(t, false, options.Client().SetDialer(lossy))
 			var more []*trial
 			for range 3 {
@@ -580,7 +580,7 @@ func TestCloseWhileRoundsAreUnderWay(t *testing.T) {
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
 		const n = 100
 		own := anotherClient(t, db)
-		lossy := mongotest.NewLossy()
+		lossy := newLossy()
 		s := &stage{kind: kindOf(t, db), retries: true, db: anotherClient(t, own, options.Client().SetDialer(lossy))}
 		s.store = openStore(t, s.db)
 		q := s.queue(t)

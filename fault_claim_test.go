@@ -79,7 +79,7 @@ func TestAClaimThatRunsLateIsGivenBack(t *testing.T) {
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
 		var all sync.WaitGroup
 		for _, claim := range claims {
-			lossy := mongotest.NewLossy()
+			lossy := newLossy()
 			store := openStore(t, anotherClient(t, db, impatient(lossy)))
 			cfg := mongoq.QueueConfig{Lease: time.Hour, PollInterval: time.Minute}
 			q := newQueue(t, store, claim.name, cfg)
@@ -124,7 +124,7 @@ func TestAClaimThatRunsLateIsGivenBack(t *testing.T) {
 func TestAClaimThatRunsLateRevivesNoReservation(t *testing.T) {
 	t.Parallel()
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
-		lossy := mongotest.NewLossy()
+		lossy := newLossy()
 		store := openStore(t, anotherClient(t, db, impatient(lossy)))
 		q := newQueue(t, store, "q", mongoq.QueueConfig{PollInterval: time.Minute})
 		there := newQueue(t, openStore(t, db), "q")
@@ -155,7 +155,7 @@ func TestAClaimWhoseAnswerComesLateIsGivenBack(t *testing.T) {
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
 		var waiting []*pending[[]*mongoq.Reservation]
 		for _, claim := range claims {
-			lossy := mongotest.NewLossy()
+			lossy := newLossy()
 			store := openStore(t, anotherClient(t, db, impatient(lossy)))
 			q := newQueue(t, store, claim.name, mongoq.QueueConfig{Lease: time.Hour, PollInterval: time.Minute})
 			for i := range claim.n {
@@ -230,7 +230,7 @@ func TestAnAbandonedClaimIsLookedForUntilItIsFound(t *testing.T) {
 				for i := range claim.n {
 					push(t, newQueue(t, there, name, cfg), i)
 				}
-				lossy := mongotest.NewLossy()
+				lossy := newLossy()
 				store := openStore(t, anotherClient(t, db, faultClient(true, newMet()), options.Client().SetDialer(lossy)))
 				q := newQueue(t, store, name, cfg)
 				lossy.LoseReply(claim.command, 1)
@@ -259,7 +259,7 @@ func TestARefusalDoesNotEndTheLookForAnAbandonedClaim(t *testing.T) {
 	t.Parallel()
 	eachKind(t, func(t *testing.T, kind mongotest.Kind) {
 		for _, f := range []fault{failing(codeUnauthorized), failing(codeShuttingDown), closedConnection} {
-			lossy := mongotest.NewLossy()
+			lossy := newLossy()
 			s := faultyStage(t, kind, true, options.Client().SetDialer(lossy))
 			q := s.queue(t)
 			id := push(t, q, "x")

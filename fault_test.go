@@ -651,7 +651,7 @@ func TestALostMessage(t *testing.T) {
 			for _, retries := range []bool{true, false} {
 				for _, reply := range []bool{true, false} {
 					for _, lasts := range []bool{true, false} {
-						lossy := mongotest.NewLossy()
+						lossy := newLossy()
 						own := anotherClient(t, db, faultClient(retries, newMet()), options.Client().SetDialer(lossy))
 						s := &stage{kind: kind, retries: retries, db: own, store: openStore(t, own)}
 						trial := tr.prepare(t, s)
@@ -710,7 +710,7 @@ func TestARefusalAfterALostAnswer(t *testing.T) {
 		for _, retries := range []bool{true, false} {
 			for _, tr := range transitions {
 				for _, f := range []fault{failing(codeNotPrimary).asElsewhere(), failing(codeUnauthorized).asRefusal()} {
-					lossy := mongotest.NewLossy()
+					lossy := newLossy()
 					s := first.beside(t, retries, options.Client().SetDialer(lossy))
 					if s.sends(tr) > 1 { // else there is no second attempt
 						tries = append(tries, try{s, lossy, tr, f})

@@ -40,7 +40,7 @@ type PartitionInfo struct {
 	Collection string
 	From, To   time.Time // it holds what was committed since From, and before To
 	Until      time.Time // it may be dropped then; zero: never
-	Envelopes  int64
+	Envelopes  int64     // by the server's count, which a crash may leave wrong
 }
 
 // Behind is true when forgetting does not keep up: something has been waiting for it for more than five minutes.

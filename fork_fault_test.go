@@ -14,16 +14,38 @@ import (
 	"github.com/seed-de459a48/mongoq/internal/mongotest"
 )
 
+// requireJoined waits until n envelopes have come out of a joinsPipeline, and requires that each did once, with all its
+// parts, and that nothing else is left.
+func requireJoined(t testing.TB, db *mongo.Database, p *mongoq.Pipeline, n int, msg string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		done, err := db.Collection("mongoq").CountDocuments(t.Context(), bson.D{{Key: "processed", Value: bson.D{{Key: "$type", Value: "date"}}}})
+		return err == nil && int(done) == n && int(docs(t, db)) == n
+	}, 2*late, 20*time.Millisecond, msg)
+	seen := map[int]bool{}
+	for e, err := range stageQueue(t, p, "end").History().List(t.Context()) {
+		require.NoError(t, err)
+		all := payloadOf[[]int](t, e)
+		require.Len(t, all, 4, msg)
+		require.False(t, seen[all[0]], msg)
+		seen[all[0]] = true
+	}
+	require.Len(t, seen, n, msg)
+}
+
+// forkCommands are those that forks and joins consist of.
+var forkCommands = []string{"commitTransaction", "insert", "update", "delete", "find"}
+
 // Whatever answer or request is lost on the way of a fork and its join, each envelope comes out once with all its parts,
 // and nothing else is left.
 func TestForkAndJoinThoughMessagesAreLost(t *testing.T) {
 	t.Parallel()
-	for _, command := range []string{"commitTransaction", "insert", "update", "delete", "find"} {
+	for _, command := range forkCommands {
 		for _, lose := range []string{"request", "reply"} {
 			t.Run(command+" "+lose, func(t *testing.T) {
 				t.Parallel()
 				db := mongotest.Database(t, mongotest.ReplicaSet)
-				lossy := mongotest.NewLossy()
+				lossy := newLossy()
 				far := anotherClient(t, db, options.Client().SetDialer(lossy))
 				const n = 40
 				p := joinsPipeline(t, far, 2*time.Second)
@@ -35,20 +57,70 @@ func TestForkAndJoinThoughMessagesAreLost(t *testing.T) {
 					lossy.LoseReply(command, 4)
 				}
 				stop := runPipeline(t, p)
-				require.Eventually(t, func() bool {
-					done, err := db.Collection("mongoq").CountDocuments(t.Context(), bson.D{{Key: "processed", Value: bson.D{{Key: "$type", Value: "date"}}}})
-					return err == nil && done == n && docs(t, db) == n
-				}, 2*late, 20*time.Millisecond)
+				requireJoined(t, db, p, n, "")
 				stop()
-				seen := map[int]bool{}
-				for e, err := range stageQueue(t, p, "end").History().List(t.Context()) {
-					require.NoError(t, err)
-					all := payloadOf[[]int](t, e)
-					require.Len(t, all, 4)
-					require.False(t, seen[all[0]])
-					seen[all[0]] = true
+				requireJoined(t, db, p, n, "after its end")
+			})
+		}
+	}
+}
+
+// Whatever command of a fork and its join the server refuses for a while, or runs without a majority, likewise.
+func TestForkAndJoinThoughCommandsAreRefused(t *testing.T) {
+	t.Parallel()
+	const n = 10
+	var dbs []*mongo.Database
+	var ps []*mongoq.Pipeline
+	var fs []fault
+	for _, command := range forkCommands {
+		for _, f := range []fault{failing(codeShuttingDown), failing(codeMaxTime), failing(codeUnauthorized), unacknowledged(codeWCFailed)} {
+			if f.ran && command == "find" {
+				continue
+			}
+			db := mongotest.Faulty(t, mongotest.ReplicaSet)
+			p := joinsPipeline(t, db, time.Second)
+			_, err := p.PushMany(t.Context(), ints(n))
+			require.NoError(t, err)
+			f.name += " of " + command
+			f.data = append(bson.D{{Key: "failCommands", Value: bson.A{command}}}, f.data...)
+			dbs, ps, fs = append(dbs, db), append(ps, p), append(fs, f)
+		}
+	}
+	for i, f := range fs {
+		heal := mongotest.Fail(t, dbs[i], mongotest.Times(5), f.data)
+		stop := runPipeline(t, ps[i])
+		requireJoined(t, dbs[i], ps[i], n, f.name)
+		stop()
+		require.Positive(t, heal(), f.name)
+		requireJoined(t, dbs[i], ps[i], n, f.name)
+	}
+}
+
+// Whatever request or answer comes too late, likewise: the others go on without it, and when it comes it changes nothing.
+func TestForkAndJoinThoughMessagesComeLate(t *testing.T) {
+	t.Parallel()
+	for _, command := range forkCommands {
+		for _, held := range []string{"request", "reply"} {
+			t.Run(command+" "+held, func(t *testing.T) {
+				t.Parallel()
+				db := mongotest.Database(t, mongotest.ReplicaSet)
+				lossy := newLossy()
+				far := anotherClient(t, db, options.Client().SetDialer(lossy))
+				const n = 10
+				p := joinsPipeline(t, far, time.Second)
+				_, err := p.PushMany(t.Context(), ints(n))
+				require.NoError(t, err)
+				hold := lossy.HoldReply
+				if held == "request" {
+					hold = lossy.HoldRequest
 				}
-				require.Len(t, seen, n)
+				message := hold(command)
+				stop := runPipeline(t, p)
+				awaitHeld(t, message)
+				requireJoined(t, db, p, n, "while it is held")
+				message.Release()
+				stop()
+				requireJoined(t, db, p, n, "after it came")
 			})
 		}
 	}
@@ -58,7 +130,7 @@ func TestForkAndJoinThoughMessagesAreLost(t *testing.T) {
 func TestForkWhoseAnswerIsLost(t *testing.T) {
 	t.Parallel()
 	db := mongotest.Database(t, mongotest.ReplicaSet)
-	lossy := mongotest.NewLossy()
+	lossy := newLossy()
 	store := openStore(t, anotherClient(t, db, options.Client().SetDialer(lossy)))
 	events := make(chan mongoq.Event, 8)
 	p := newPipeline(t, store,
@@ -93,7 +165,7 @@ func TestForksLeftOpenAreEnded(t *testing.T) {
 	session, err := db.Client().StartSession()
 	require.NoError(t, err)
 	defer session.EndSession(background)
-	require.NoError(t, mongoq.NoteFork(t.Context(), store, session, -time.Second))
+	require.NoError(t, mongoq.NoteTransaction(t.Context(), store, session, -time.Second))
 	require.NoError(t, session.StartTransaction())
 	err = mongo.WithSession(t.Context(), session, func(ctx context.Context) error {
 		_, err := db.Collection("mongoq").UpdateByID(ctx, id, bson.D{{Key: "$set", Value: bson.D{{Key: "x", Value: 1}}}})
@@ -109,7 +181,7 @@ func TestForksLeftOpenAreEnded(t *testing.T) {
 	require.Less(t, time.Since(began), 20*time.Second, "the server takes a minute or more")
 	require.EqualValues(t, 2, docs(t, db))
 	require.Eventually(t, func() bool {
-		left, err := db.Collection("mongoq.forks").CountDocuments(t.Context(), bson.D{})
+		left, err := db.Collection("mongoq.transactions").CountDocuments(t.Context(), bson.D{})
 		return err == nil && left == 0
 	}, late, 5*time.Millisecond)
 }

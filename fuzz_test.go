@@ -60,6 +60,7 @@ func FuzzRead(f *testing.F) {
 		bson.D{{Key: "retries", Value: int64(1) << 62}, {Key: "deliveries", Value: 1.5}, {Key: "moves", Value: -1}, {Key: "prio", Value: 1e300}},
 		bson.D{{Key: "part", Value: bson.D{{Key: "of", Value: id}, {Key: "i", Value: -1}, {Key: "n", Value: 1 << 30}}}, {Key: "loops", Value: bson.D{{Key: "a>b", Value: "x"}}}},
 		bson.D{{Key: "ways", Value: bson.A{got}}, {Key: "replayOf", Value: bson.D{{Key: "id", Value: id}}}},
+		bson.D{{Key: "join", Value: bson.D{{Key: "n", Value: 0}, {Key: "branches", Value: bson.A{}}, {Key: "looks", Value: -1}}}},
 		joined(1, 0), joined(-1, 0), joined(1<<30, 0), joined(1, 1), joined(1, -1), joined(1, 1<<40), joined(0, 0),
 	} {
 		f.Add(must(f, doc))
@@ -80,7 +81,7 @@ func FuzzRead(f *testing.F) {
 		_ = failureDocs(e.Failures)
 		if j := e.Joined; j != nil {
 			require.LessOrEqual(t, j.Count, len(b), "who waits for more parts than can be told waits for ever")
-			_, _ = j.settled(), j.Part("a")
+			_, _, _ = j.settled(), j.Part("a"), j.nextLook()
 			for i := range j.Parts {
 				_ = j.Parts[i].way()
 			}

@@ -155,7 +155,7 @@ func (w *pool) beatOnce() time.Duration {
 	return max(next, time.Millisecond)
 }
 
-// extend extends many leases in one statement; one that an open transaction holds up, or that is lost, does not delay
+// extend extends many leases in few statements; one that an open transaction holds up, or that is lost, does not delay
 // the others for long.
 func (w *pool) extend(due []*job) {
 	for len(due) > 0 {
@@ -171,27 +171,36 @@ func (w *pool) extendSome(due []*job) {
 		lease time.Duration
 		p     ExpirePolicy
 	}
-	groups := map[group][]bson.ObjectID{}
+	groups := map[*mongo.Collection]map[group][]bson.ObjectID{}
 	for _, j := range due {
-		g := group{j.r.lease, j.r.q.cfg.Lease, j.r.q.cfg.OnExpire}
-		groups[g] = append(groups[g], j.r.ID)
-	}
-	var models []mongo.WriteModel
-	for g, ids := range groups {
-		models = append(models, mongo.NewUpdateManyModel().SetFilter(holders(ids, g.token)).SetUpdate(extendUpdate(g.lease, g.p)))
+		c, g := j.r.q.leases(), group{j.r.lease, j.r.q.cfg.Lease, j.r.q.cfg.OnExpire}
+		if groups[c] == nil {
+			groups[c] = map[group][]bson.ObjectID{}
+		}
+		groups[c][g] = append(groups[c][g], j.r.ID)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), min(max(w.shortestLease()/6, 50*time.Millisecond), time.Second))
 	defer cancel()
 	lo, _, err := w.s.clock.bounds(ctx)
-	if err == nil {
-		var res *mongo.BulkWriteResult
-		res, err = w.s.quick.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))
-		if err == nil && res.MatchedCount == int64(len(due)) {
-			for _, j := range due {
-				j.r.setLeaseEnd(lo.Add(j.r.q.cfg.Lease))
-			}
-			return
+	extended := int64(0)
+	for c, groups := range groups {
+		if err != nil {
+			break
 		}
+		var models []mongo.WriteModel
+		for g, ids := range groups {
+			models = append(models, mongo.NewUpdateManyModel().SetFilter(holders(ids, g.token)).SetUpdate(extendUpdate(g.lease, g.p)))
+		}
+		var res *mongo.BulkWriteResult
+		if res, err = c.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false)); err == nil {
+			extended += res.MatchedCount
+		}
+	}
+	if err == nil && extended == int64(len(due)) {
+		for _, j := range due {
+			j.r.setLeaseEnd(lo.Add(j.r.q.cfg.Lease))
+		}
+		return
 	}
 	// Some are lost, settled meanwhile or held up: each by itself, side by side.
 	var all sync.WaitGroup
@@ -213,7 +222,7 @@ func (w *pool) extendOne(j *job) {
 	if err != nil {
 		return // the next beat tries again, while the lease lasts
 	}
-	n, err := updating(w.s.quick, holder(j.r.ID, j.r.lease), extendUpdate(j.r.q.cfg.Lease, j.r.q.cfg.OnExpire))(ctx)
+	n, err := updating(j.r.q.leases(), holder(j.r.ID, j.r.lease), extendUpdate(j.r.q.cfg.Lease, j.r.q.cfg.OnExpire))(ctx)
 	switch {
 	case err == nil && n == 1:
 		j.r.setLeaseEnd(lo.Add(j.r.q.cfg.Lease))

@@ -269,7 +269,7 @@ func TestAPageOfAPartitionedHistoryIsCheap(t *testing.T) {
 			keys := int64(0)
 			for _, c := range s.commands() {
 				// The store also looks for transactions that were left open, in a collection of its own, every two seconds.
-				if about, _ := c.Lookup("find").StringValueOK(); about != "" && about != "mongoq.forks" {
+				if about, _ := c.Lookup("find").StringValueOK(); about != "" && about != "mongoq.transactions" {
 					keys += explain(t, db, c).keys
 				}
 			}
@@ -289,7 +289,7 @@ func TestAPartitionedCommitWhoseAnswersAreLost(t *testing.T) {
 		for _, command := range []string{"aggregate", "insert", "update", "delete", "commitTransaction"} {
 			for _, c := range []struct{ n, times int }{{1, 1}, {20, 1}, {20, 2}} {
 				for _, back := range []bool{false, true} {
-					lossy := mongotest.NewLossy()
+					lossy := newLossy()
 					own := openParted(t, anotherClient(t, db, options.Client().SetDialer(lossy)))
 					q := newQueue(t, own, "q", mongoq.QueueConfig{Retention: time.Hour, Lease: time.Minute})
 					for i := range c.n {

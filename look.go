@@ -3,6 +3,7 @@ package mongoq
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
@@ -43,7 +44,7 @@ func (l looking) settle(ctx context.Context, r *Reservation) (EventKind, error) 
 	for _, m := range v.missing {
 		marks = append(marks, m.doc())
 	}
-	d := min(lookFirst<<min(r.Joined.looks, 10), lookLast)
+	d := r.Joined.nextLook()
 	if err := r.settle(ctx, verbRelease, holdUpdate(r.lease, d, marks, r.q.cfg.OnExpire), r.Q, d); err != nil {
 		return EventHeld, err
 	}
@@ -55,6 +56,9 @@ func (l looking) settle(ctx context.Context, r *Reservation) (EventKind, error) 
 	}
 	return EventHeld, nil
 }
+
+// nextLook is when a whole that waits is looked at again.
+func (j *Joined) nextLook() time.Duration { return min(lookFirst<<min(j.looks, 10), lookLast) }
 
 func (m *MissingPart) reason() string {
 	if m.Dead != "" {

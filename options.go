@@ -8,8 +8,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// Options belong to one call. Each option's function names the calls that take it; anywhere else it does not compile.
-// An option that breaks its rule makes the call return an error that wraps ErrInvalidOption, and nothing is stored.
+// Options belong to one call. Each option's function names the calls that take it; elsewhere it does not compile, or is an
+// error that wraps ErrInvalidOption. So is an option that breaks its rule. Nothing is stored then, but the neighbours of an
+// element of PushMany.
 type (
 	// PushOption is an option of Push, PushMany and Replay.
 	PushOption interface{ applyPush(*pushSettings) error }

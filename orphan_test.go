@@ -33,7 +33,7 @@ func TestATransactionThatMayBeOpenIsEnded(t *testing.T) {
 	_, err = s.queues.UpdateOne(mongo.NewSessionContext(t.Context(), session), locked, touch)
 	require.NoError(t, err)
 	notes := func() int64 {
-		n, err := s.forking.CountDocuments(t.Context(), bson.D{})
+		n, err := s.noted.CountDocuments(t.Context(), bson.D{})
 		require.NoError(t, err)
 		return n
 	}

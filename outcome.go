@@ -179,8 +179,8 @@ func (r *Reservation) lookForVerb(verb string) look {
 			return done, nil
 		case e.last.lease == r.lease, e.lease == r.lease:
 			return lost, nil // an earlier verb of this reservation happened, not this one
-		case e.Deliveries == r.Deliveries+1 && !e.lease.IsZero():
-			return lost, nil // one claim since ours, still held or committed: had ours happened, `last` would say so
+		case e.Deliveries == r.Deliveries+1 && !e.lease.IsZero() && e.last == r.last:
+			return lost, nil // one claim since ours, still held or committed: had ours happened, `last` would be another
 		}
 		return unclear, nil
 	}

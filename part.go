@@ -181,7 +181,7 @@ func readJoined(doc bson.Raw) (*Joined, bool) {
 			Told   bool
 		}
 	}
-	if bson.Unmarshal(doc, &d) != nil || d.N != len(d.Branches) {
+	if bson.Unmarshal(doc, &d) != nil || d.N != len(d.Branches) || d.Looks < 0 {
 		return nil, false
 	}
 	j := &Joined{Count: d.N, Closed: !d.Closed.IsZero(), fork: d.Fork, at: d.At, branches: d.Branches, looks: d.Looks, size: len(doc), total: d.Total}

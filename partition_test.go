@@ -238,7 +238,7 @@ func TestWhatIsFiledIsNeverTouchedAgain(t *testing.T) {
 
 // childFiles commits, alone or together, and says when the command that it is told of is held on its way there or back.
 func childFiles(ctx context.Context, t *testing.T, spec childSpec, say func(childSays)) {
-	lossy := mongotest.NewLossy()
+	lossy := newLossy()
 	client, err := mongo.Connect(options.Client().ApplyURI(spec.URI).SetDialer(lossy))
 	require.NoError(t, err)
 	q := newQueue(t, openParted(t, client.Database(spec.DB)), "q", mongoq.QueueConfig{Retention: time.Hour, Lease: spec.Lease})

@@ -64,14 +64,19 @@ func (w *pool) run() error {
 	w.stop = true
 	w.wake.Broadcast()
 	w.mu.Unlock()
-	fetchers.Wait()
-	w.giveBackUnstarted()
+	unstarted := make(chan struct{})
+	go func() { // beside the drain: it takes long while the server is away
+		defer close(unstarted)
+		fetchers.Wait()
+		w.giveBackUnstarted()
+	}()
 	ended := make(chan struct{})
 	go func() {
 		w.handlers.Wait()
 		close(ended)
 	}()
 	err := w.drain(ended, cancelAll)
+	<-unstarted
 	w.commits.Wait()
 	close(beat)
 	w.beats.Wait()

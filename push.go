@@ -72,6 +72,7 @@ func (q *Queue) Push(ctx context.Context, payload any, opts ...PushOption) (bson
 	}
 	if err != nil {
 		if errors.Is(err, ErrOutcomeUnknown) {
+			q.s.ring(q.name, clock.due(p.wait)) // it may be there
 			return p.id, err
 		}
 		return bson.NilObjectID, err
@@ -275,31 +276,56 @@ func digest(q string, prio int, headers map[string]string, payload bson.RawValue
 
 // insert stores an envelope. An insert whose answer was lost is never sent again: it may have been done, and its work
 // be over; it counts as stored if it is found, else as unknown.
+//
+// The driver sends an insert twice, and tells of its last attempt only: when that is refused, the one before may have been
+// done. So one looks before it is sent again.
 func (s *Store) insert(ctx context.Context, p *parcel) error {
 	if there, err := s.pushedBefore(ctx, p); there || err != nil {
 		return err
 	}
+	return s.insertAgain(ctx, p, nil)
+}
+
+// insertAgain is insert of what was refused before; nil: it was not sent yet.
+func (s *Store) insertAgain(ctx context.Context, p *parcel, refusal error) error {
 	pause := 10 * time.Millisecond
 	for i := 0; ; i++ {
+		if refusal != nil {
+			there, err := s.afterRefusal(ctx, p, refusal)
+			if err == nil && there {
+				return nil
+			}
+			if err != nil {
+				if there || i+1 == attempts || sleep(ctx, pause) != nil {
+					return err
+				}
+				pause *= 4
+				continue
+			}
+		}
 		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
 		_, err := s.envs.InsertOne(attempt, p.doc)
 		cancel()
 		switch {
 		case err == nil:
 			return nil
-		case mongo.IsDuplicateKeyError(err):
-			return s.sameStored(ctx, p)
 		case mayHaveHappened(err):
 			s.clock.distrust()
 			return s.lookForPush(ctx, p, err)
+		case mongo.IsDuplicateKeyError(err):
+			return s.sameStored(ctx, p)
 		case tooLarge(err):
 			return tooLargeError(len(p.doc))
 		case !worthRetrying(err) || i+1 == attempts:
-			return s.afterRefusal(ctx, p, err)
+			if there, lost := s.afterRefusal(ctx, p, err); there || lost != nil {
+				return lost
+			}
+			return err
 		}
 		if sleep(ctx, pause) != nil {
-			return errors.Join(ctx.Err(), err)
+			return unknown(ctx.Err(), err)
 		}
+		refusal = err
 		pause *= 4
 	}
 }
@@ -317,19 +343,19 @@ func (s *Store) pushedBefore(ctx context.Context, p *parcel) (bool, error) {
 	return true, p.compare(raw)
 }
 
-// afterRefusal tells what came of a push that the server refuses: the driver may have lost the answer to an earlier
+// afterRefusal tells whether a push is stored that the server refuses: the driver may have lost the answer to an earlier
 // attempt, and sent it again by itself.
-func (s *Store) afterRefusal(ctx context.Context, p *parcel, refusal error) error {
+func (s *Store) afterRefusal(ctx context.Context, p *parcel, refusal error) (there bool, err error) {
 	look, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
-	err := s.envs.FindOne(look, bson.D{field("_id", p.id)}, pushEvidence).Err()
+	err = s.envs.FindOne(look, bson.D{field("_id", p.id)}, pushEvidence).Err()
 	switch {
 	case err == nil:
-		return s.lookForPush(ctx, p, refusal) // until a majority has it
+		return true, s.lookForPush(ctx, p, refusal) // until a majority has it
 	case errors.Is(err, mongo.ErrNoDocuments):
-		return refusal
+		return false, nil
 	}
-	return unknown(refusal, err)
+	return false, unknown(ctx.Err(), refusal, err)
 }
 
 // sameStored tells whether what is stored under a parcel's id is the parcel.
@@ -531,12 +557,14 @@ func (s *Store) insertBatch(ctx context.Context, parcels []*parcel, batch []int,
 		i := batch[we.Index]
 		failed[i] = true
 		switch {
+		case we.HasErrorCode(codeDuplicateKey) && !exact:
+			failed[i] = false // and looked for: no majority may have it
 		case we.HasErrorCode(codeDuplicateKey):
 			errs[i] = s.sameStored(ctx, parcels[i])
 		case tooLarge(we):
 			errs[i] = tooLargeError(len(parcels[i].doc))
 		case worthRetrying(we):
-			errs[i] = s.insert(ctx, parcels[i])
+			errs[i] = s.insertAgain(ctx, parcels[i], we)
 		default:
 			errs[i] = we
 		}
@@ -551,6 +579,6 @@ func (s *Store) insertBatch(ctx context.Context, parcels []*parcel, batch []int,
 		return
 	}
 	for _, i := range rest {
-		errs[i] = s.insert(ctx, parcels[i])
+		errs[i] = s.insertAgain(ctx, parcels[i], err)
 	}
 }

@@ -66,7 +66,8 @@ type QueueConfig struct {
 	RetentionSpread time.Duration
 
 	// PollInterval is how often one who waits looks for envelopes that nothing rang for: those of other processes. Due
-	// times and pushes of this process don't wait for it. The rule: at least 1 ms.
+	// times and pushes of this process don't wait for it. While processes signal each other one looks less often: each
+	// half lease, or two seconds if that is less, unless PollInterval is longer. The rule: at least 1 ms.
 	//
 	// Defaults to 1 s.
 	PollInterval time.Duration
@@ -111,7 +112,8 @@ type Queue struct {
 }
 
 // Queue gives a handle of the queue with this name. It costs no round trip, and the queue needs no making: it is where
-// envelopes say it is. The rule for names: 1 to 255 bytes of UTF-8, no NUL, not beginning with "$".
+// envelopes say it is. The rule for names: 1 to 255 bytes of UTF-8, no NUL, not beginning with "$"; the
+// dead-letter queue has a name, too, by default five bytes longer.
 func (s *Store) Queue(name string, cfg QueueConfig) (*Queue, error) {
 	if err := s.open(); err != nil {
 		return nil, err
@@ -241,7 +243,7 @@ func (q *Queue) Get(ctx context.Context, id bson.ObjectID) (*Envelope, error) {
 }
 
 // Remove deletes an envelope that waits. It is ErrReserved while somebody holds it, ErrNotFound when it is not in this
-// queue or is done.
+// queue or is done, ErrOutcomeUnknown when the answer was lost: it may be repeated.
 func (q *Queue) Remove(ctx context.Context, id bson.ObjectID) error {
 	if err := q.s.open(); err != nil {
 		return err
@@ -249,7 +251,7 @@ func (q *Queue) Remove(ctx context.Context, id bson.ObjectID) error {
 	res, err := q.s.envs.DeleteOne(ctx, bson.D{
 		field("_id", id), field("q", q.name), field("processed", nil), field("$expr", idle()),
 	})
-	if mayHaveHappened(err) {
+	if mayHaveHappened(err) || worthRetrying(err) { // an attempt of the driver's before may have been done
 		return unknown(err)
 	}
 	if err != nil || res.DeletedCount == 1 {
@@ -276,10 +278,11 @@ func (q *Queue) Purge(ctx context.Context) (int64, error) {
 }
 
 // Pause stops the queue for every process, within a second: who waits goes on waiting, TryReserve and TryPop are
-// ErrQueuePaused. Pushes and the settling of reservations go on. It is stored, and lasts until Resume.
+// ErrQueuePaused. Pushes and the settling of reservations go on. It is stored, and lasts until Resume. It may be repeated,
+// also after ErrOutcomeUnknown.
 func (q *Queue) Pause(ctx context.Context) error { return q.setPaused(ctx, true) }
 
-// Resume ends a pause.
+// Resume ends a pause. It may be repeated, likewise.
 func (q *Queue) Resume(ctx context.Context) error { return q.setPaused(ctx, false) }
 
 func (q *Queue) setPaused(ctx context.Context, paused bool) error {
@@ -289,7 +292,7 @@ func (q *Queue) setPaused(ctx context.Context, paused bool) error {
 	_, err := q.s.queues.UpdateOne(outside(ctx), bson.D{field("_id", q.name)},
 		op("$set", bson.D{field("paused", paused)}), options.UpdateOne().SetUpsert(true))
 	if err != nil {
-		if mayHaveHappened(err) {
+		if mayHaveHappened(err) || worthRetrying(err) { // likewise
 			return unknown(err)
 		}
 		return err

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
 // Reservation is an envelope held under a lease. Settle it with Commit, Rollback, Release, MoveToQ or DeadLetter
@@ -30,6 +31,7 @@ type Reservation struct {
 	lease bson.ObjectID
 	size  int
 	epoch string // the server's, when it was claimed
+	last  lastVerb
 
 	course course // what a nil from its handler comes to; nil: a commit
 
@@ -217,6 +219,10 @@ func (r *Reservation) MoveToQ(ctx context.Context, to string, opts ...MoveOption
 
 // moving is the move as it goes to the server.
 func (r *Reservation) moving(to string, set moveSettings) bson.A {
+	if r.Dead != nil && set.ttl == nil { // a dead letter's deadline is a fact of the past
+		none := time.Duration(0)
+		set.ttl = &none
+	}
 	return moveUpdate(r.lease, r.Q, to, set, r.Headers, r.s.policyOf(to))
 }
 
@@ -244,6 +250,14 @@ func (r *Reservation) bury(ctx context.Context, kind DeadKind, msg string, p pat
 	return err
 }
 
+// leases is where leases are extended: it waits for as many nodes as hold the queue's claims.
+func (q *Queue) leases() *mongo.Collection {
+	if q.cfg.DurableClaims {
+		return q.s.envs
+	}
+	return q.s.quick
+}
+
 // Extend makes the lease end d from now, by the server's clock. It never joins a transaction. The rule: d >= 1 ms.
 func (r *Reservation) Extend(ctx context.Context, d time.Duration) error {
 	if err := checkLease("Extend", d); err != nil {
@@ -262,13 +276,9 @@ func (r *Reservation) Extend(ctx context.Context, d time.Duration) error {
 	if err != nil {
 		return err
 	}
-	c := r.s.quick
-	if r.q.cfg.DurableClaims {
-		c = r.s.envs
-	}
 	sent := false // an extension done twice is done: what matters is whether the token still matches
 	err = guarded{
-		write: updating(c, holder(r.ID, r.lease), extendUpdate(d, r.q.cfg.OnExpire)),
+		write: updating(r.q.leases(), holder(r.ID, r.lease), extendUpdate(d, r.q.cfg.OnExpire)),
 		look: func(ctx context.Context, majority bool) (outcome, error) {
 			e, err := r.s.found(ctx, r.ID, majority)
 			if err == nil && e != nil && e.lease == r.lease && e.Processed.IsZero() {
@@ -324,8 +334,12 @@ func (r *Reservation) settleLocked(ctx context.Context, v *settlement) error {
 	if sent {
 		r.note(v.verb, err)
 	}
-	if err == nil && v.to != "" {
+	switch {
+	case v.to == "":
+	case err == nil:
 		r.s.ring(v.to, left(v.in, time.Since(v.sent))) // its `when` counts from some time since
+	case errors.Is(err, ErrOutcomeUnknown): // it may be there
+		r.s.ring(v.to, left(v.in, time.Since(began))) // it may be under way still, and v.sent be written
 	}
 	return err
 }

@@ -32,7 +32,7 @@ var (
 	helpful = []right{
 		{".signals", "find"}, {".signals", "insert"},
 		{".turns", "find"}, {".turns", "insert"}, {".turns", "update"},
-		{".forks", "find"}, {".forks", "insert"}, {".forks", "update"}, {".forks", "remove"},
+		{".transactions", "find"}, {".transactions", "insert"}, {".transactions", "update"}, {".transactions", "remove"},
 	}
 	// writing is what one who only watches has no right to.
 	writing = []right{{"", "insert"}, {"", "update"}, {"", "remove"}}

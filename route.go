@@ -57,7 +57,7 @@ func (r Route) Whole(opts ...MoveOption) Route {
 	return r
 }
 
-// Done ends the envelope's way here, whatever links the stage has. Options: Result.
+// Done ends the envelope's way here, whatever links the stage has. Options: Result, Retain.
 func Done(opts ...CommitOption) Route { return Route{kind: routeDone, commit: opts} }
 
 // Drop ends the envelope's way here for a reason. It leaves no trace; a stage whose queue has a Retention keeps it in

@@ -251,13 +251,13 @@ func TestTheDocumentedRoleIsEnough(t *testing.T) {
 	killed, err := db.Client().StartSession() // of a process that was killed in one
 	require.NoError(t, err)
 	defer killed.EndSession(background)
-	require.NoError(t, mongoq.NoteFork(t.Context(), store, killed, -time.Second))
+	require.NoError(t, mongoq.NoteTransaction(t.Context(), store, killed, -time.Second))
 	p := joinsPipeline(t, db, time.Minute)
 	_, err = p.PushMany(t.Context(), ints(5))
 	require.NoError(t, err)
 	stop := runPipeline(t, p)
 	require.Eventually(t, func() bool {
-		left, err := f.admin.Database("enough").Collection("mongoq.forks").CountDocuments(t.Context(), bson.D{})
+		left, err := f.admin.Database("enough").Collection("mongoq.transactions").CountDocuments(t.Context(), bson.D{})
 		done, errDone := stageQueue(t, p, "end").History().Count(t.Context())
 		return err == nil && errDone == nil && left == 0 && done == 5
 	}, late, 20*time.Millisecond)
@@ -273,7 +273,7 @@ func TestARightThatIsMissing(t *testing.T) {
 	f := newFortress(t)
 	db := f.citizen(t, "less")
 	all := privilegesOf(documentedRole(t, "less"))
-	warned := []string{"mongoq.signals", "mongoq.turns", "mongoq.forks"}
+	warned := []string{"mongoq.signals", "mongoq.turns", "mongoq.transactions"}
 	for i, privilege := range all {
 		resource, actions := privilege.(bson.D)[0].Value.(bson.D), privilege.(bson.D)[1].Value.(bson.A)
 		coll := resource[1].Value.(string)

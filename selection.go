@@ -17,7 +17,7 @@ type (
 	PurgeOption interface{ applyPurge(*redriveSettings) error }
 
 	// SelectOption says which envelopes are meant, of the history or of the dead letters. It is an option of each call
-	// that reads them, and of ReplayMany, DeadLetters.Redrive and DeadLetters.Purge.
+	// that reads them, and of ReplayMany, SetRetention, DeadLetters.Redrive and DeadLetters.Purge.
 	SelectOption interface {
 		HistoryOption
 		DeadLetterOption

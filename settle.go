@@ -154,7 +154,7 @@ func (s *Store) settleDeletes(ctx context.Context, calls []*call[*settlement]) {
 	for _, c := range calls {
 		e, there := found[c.item.r.ID]
 		switch {
-		case !there:
+		case !there, !e.Pushed.Equal(c.item.r.Pushed): // or pushed anew under the same id
 			gone = append(gone, c)
 		case e.lease == c.item.r.lease && e.Processed.IsZero():
 			singly(c)

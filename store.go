@@ -25,8 +25,9 @@ type Config struct {
 	// Collection is the name of the collection that holds every queue of the store. Further collections begin with it:
 	// <Collection>.queues holds what is stored about queues (that one is paused), <Collection>.signals wakes consumers
 	// in other processes, <Collection>.turns tells which of them claims next where several claim at once,
-	// <Collection>.aside holds what was too large to be kept otherwise, <Collection>.forks tells which transactions of
+	// <Collection>.aside holds what was too large to be kept otherwise, <Collection>.transactions tells which transactions of
 	// pipelines and of commits are open, and <Collection>.history.* are the partitions of a history that has them.
+	// The rule: a collection's name of at most 120 bytes, without "$".
 	//
 	// Defaults to "mongoq".
 	Collection string
@@ -66,7 +67,7 @@ type Store struct {
 	queues   *mongo.Collection
 	aside    *mongo.Collection
 	snapshot *mongo.Collection          // reads as of one moment
-	forking  *mongo.Collection          // which sessions have a transaction of forks open
+	noted    *mongo.Collection          // which sessions have a transaction open
 	lasts    *writeconcern.WriteConcern // of a transaction
 	log      *slog.Logger
 	clock    *serverClock
@@ -109,7 +110,7 @@ type Store struct {
 // processes may open the same one at once.
 //
 // Whatever the client's defaults say, the store writes with majority, journaled, and reads from the primary.
-// Errors: ErrUnsupportedServer below MongoDB 5.0, ErrUnauthorized, ErrInvalidOption, an index that stands in the way, by its
+// Errors: ErrUnsupportedServer below MongoDB 5.0, ErrUnauthorized, ErrInvalidOption, ErrInTransaction, an index that stands in the way, by its
 // name, or what the server said. A user who may find and not write may open a store, to look at it.
 func Open(ctx context.Context, db *mongo.Database, cfg Config) (*Store, error) {
 	if db == nil {
@@ -144,7 +145,7 @@ func Open(ctx context.Context, db *mongo.Database, cfg Config) (*Store, error) {
 		sure:         db.Collection(cfg.Collection, options.Collection().SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary())),
 		queues:       db.Collection(cfg.Collection+".queues", durable),
 		aside:        db.Collection(cfg.Collection+".aside", durable),
-		forking:      db.Collection(cfg.Collection+".forks", options.Collection().SetWriteConcern(writeconcern.W1()).SetReadPreference(readpref.Primary())),
+		noted:        db.Collection(cfg.Collection+".transactions", options.Collection().SetWriteConcern(writeconcern.W1()).SetReadPreference(readpref.Primary())),
 		lasts:        journaled,
 		snapshot:     db.Collection(cfg.Collection, options.Collection().SetReadConcern(readconcern.Snapshot()).SetReadPreference(readpref.Primary())),
 		log:          cfg.Logger,

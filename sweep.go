@@ -23,6 +23,7 @@ type sweep struct {
 	limit    int64   // in all; 0: none
 	rate     float64 // a second; 0: none
 	progress func(Progress)
+	retried  bool                                                   // the driver may send what run sends again by itself, and tell of that only
 	run      func(ctx context.Context, batch bson.D) (int64, error) // the batch's first field is its ids
 }
 
@@ -65,7 +66,7 @@ func (sw sweep) over(ctx context.Context, s *Store) (total int64, err error) {
 			if sw.progress != nil && n > 0 {
 				sw.progress(Progress{Done: total})
 			}
-			if mayHaveHappened(err) {
+			if mayHaveHappened(err) || sw.retried && worthRetrying(err) {
 				return total, unknown(err)
 			}
 			if err != nil {

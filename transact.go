@@ -17,11 +17,6 @@ func (s *Store) transact(ctx context.Context, reads *readconcern.ReadConcern, st
 	if err != nil {
 		return err
 	}
-	defer func() {
-		ctx, cancel := detached(ctx, claimTimeout)
-		defer cancel()
-		session.EndSession(ctx)
-	}()
 	done := s.noteTransaction(ctx, session)
 	opts := options.Transaction().SetWriteConcern(s.lasts).SetReadConcern(reads).SetReadPreference(readpref.Primary())
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
@@ -30,7 +25,11 @@ func (s *Store) transact(ctx context.Context, reads *readconcern.ReadConcern, st
 			break
 		}
 	}
-	done(err)
+	if done(err) { // else it is not given back to the driver, which would use it again
+		away, cancel := detached(ctx, claimTimeout)
+		defer cancel()
+		session.EndSession(away)
+	}
 	return err
 }
 

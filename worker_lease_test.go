@@ -2,6 +2,7 @@ package mongoq_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -185,6 +186,36 @@ func TestAnOpenTransactionDelaysNoOtherHeartbeat(t *testing.T) {
 		if e.ID != held {
 			require.Zero(t, e.Retries)
 		}
+	}
+}
+
+// What a majority holds is extended by a majority: else a failover undoes the extension, and another consumer gets it.
+func TestHeartbeatsWaitForWhomClaimsWaitFor(t *testing.T) {
+	t.Parallel()
+	for _, durable := range []bool{true, false} {
+		t.Run(fmt.Sprintf("durable: %v", durable), func(t *testing.T) {
+			t.Parallel()
+			db, wire := watched(t, mongotest.Database(t, mongotest.ReplicaSet))
+			q := newQueue(t, openStore(t, db), "q", mongoq.QueueConfig{Lease: 2 * time.Second, DurableClaims: durable})
+			begun, finish := make(chan struct{}, 1), make(chan struct{})
+			w := run(t, q, func(context.Context, *mongoq.Reservation) error {
+				begun <- struct{}{}
+				<-finish
+				return nil
+			})
+			id := push(t, q, "x")
+			await(t, begun, "nothing was begun")
+			wire.take()
+			first := storedNow(t, db, id).Lookup("when").Time()
+			require.Eventually(t, func() bool { return storedNow(t, db, id).Lookup("when").Time().After(first) }, soon, 10*time.Millisecond)
+			beats := wire.take("update")
+			require.NotEmpty(t, beats)
+			for _, c := range beats {
+				require.Equal(t, durable, strings.Contains(c.writeConcern, "majority"), c.writeConcern)
+			}
+			close(finish)
+			w.awaits(t, mongoq.EventCommitted, 1)
+		})
 	}
 }
 

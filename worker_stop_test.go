@@ -113,7 +113,7 @@ func TestAClaimUnderWayIsGivenBackByAStop(t *testing.T) {
 			before  int // pushed in one call
 			command string
 		}{"one": {1, "findAndModify"}, "several": {2, "update"}} {
-			lossy := mongotest.NewLossy()
+			lossy := newLossy()
 			cfg := mongoq.QueueConfig{Lease: time.Hour, PollInterval: time.Minute}
 			store := openStore(t, anotherClient(t, db, options.Client().SetDialer(lossy)))
 			here, there := newQueue(t, store, q, cfg), newQueue(t, openStore(t, db), q, cfg)
@@ -201,6 +201,46 @@ func TestADrainThatLastsTooLongCancelsHandlers(t *testing.T) {
 	})
 }
 
+// A claim whose answer is late, and what gives back what it got, take long: the drain does not wait for them to begin.
+func TestADrainBeginsThoughAClaimIsUnderWay(t *testing.T) {
+	t.Parallel()
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		s, lossy := lossyStage(t, db, true)
+		q := s.queue(t)
+		begun, canceled := make(chan struct{}, 1), make(chan error, 1)
+		w := run(t, q, func(ctx context.Context, _ *mongoq.Reservation) error {
+			begun <- struct{}{}
+			<-ctx.Done()
+			canceled <- context.Cause(ctx)
+			return nil
+		}, mongoq.WorkerConfig{Concurrency: 2, DrainTimeout: 100 * time.Millisecond})
+		push(t, q, "x")
+		await(t, begun, "it was not begun")
+		awaitSleep(t, s.store, q.Name(), 1)
+		one, many := lossy.HoldReply("findAndModify"), lossy.HoldReply("find")
+		defer one.Release()
+		defer many.Release()
+		push(t, newQueue(t, openStore(t, db), q.Name()), "y")
+		mongoq.Ring(s.store, q.Name())
+		select {
+		case <-one.Reached():
+		case <-many.Reached():
+		case <-time.After(soon):
+			require.FailNow(t, "no claim is under way")
+		}
+		w.stop()
+		select {
+		case cause := <-canceled:
+			require.ErrorContains(t, cause, "the worker stops")
+		case <-time.After(5 * time.Second):
+			require.Fail(t, "the handler was not told")
+		}
+		one.Release()
+		many.Release()
+		require.NoError(t, w.ends(t))
+	})
+}
+
 func TestAHandlerThatIgnoresItsContextIsAbandonedAndReported(t *testing.T) {
 	t.Parallel()
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
@@ -250,7 +290,7 @@ func TestAHandlerThatIgnoresItsContextIsAbandonedAndReported(t *testing.T) {
 func TestACommitOnItsWayIsNotAbandoned(t *testing.T) {
 	t.Parallel()
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
-		lossy := mongotest.NewLossy()
+		lossy := newLossy()
 		store := openStore(t, anotherClient(t, db, options.Client().SetDialer(lossy)))
 		q := newQueue(t, store, "q", mongoq.QueueConfig{Lease: time.Minute})
 		begun, finish := make(chan struct{}, 8), make(chan struct{})
@@ -286,7 +326,7 @@ func TestACommitOnItsWayIsNotAbandoned(t *testing.T) {
 func TestCommitsAreStoredWhenRunReturns(t *testing.T) {
 	t.Parallel()
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
-		lossy := mongotest.NewLossy()
+		lossy := newLossy()
 		store := openStore(t, anotherClient(t, db, options.Client().SetDialer(lossy)))
 		q := newQueue(t, store, "q", mongoq.QueueConfig{Lease: time.Minute})
 		commit := lossy.HoldRequest("delete") // the first of them; others stand in line behind it

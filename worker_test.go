@@ -534,8 +534,9 @@ func TestAWorkerOutlivesItsServer(t *testing.T) {
 				return nil
 			})
 			// Somebody pushes all the while, and notes what was acknowledged.
+			enough := make(chan struct{})
 			pushing := begin(t, func(ctx context.Context) (acked []bson.ObjectID, _ error) {
-				for ctx.Err() == nil {
+				for {
 					attempt, cancel := context.WithTimeout(ctx, time.Second)
 					if id, err := elsewhere.Push(attempt, "x"); err == nil {
 						acked = append(acked, id)
@@ -543,10 +544,12 @@ func TestAWorkerOutlivesItsServer(t *testing.T) {
 					cancel()
 					select {
 					case <-time.After(5 * time.Millisecond):
+					case <-enough:
+						return acked, nil
 					case <-ctx.Done():
+						return acked, nil
 					}
 				}
-				return acked, nil
 			})
 			w.awaits(t, mongoq.EventCommitted, 20)
 			broken := time.Now()
@@ -559,7 +562,7 @@ func TestAWorkerOutlivesItsServer(t *testing.T) {
 			n := len(w.told(mongoq.EventCommitted))
 			w.awaits(t, mongoq.EventCommitted, n+20)
 			again := time.Since(mended)
-			pushing.cancel()
+			close(enough)
 			acked := pushing.result(t)
 			require.Eventually(t, func() bool {
 				s, err := q.Stats(context.Background())

@@ -189,9 +189,9 @@ func claimUpdate(token bson.ObjectID, lease time.Duration, p ExpirePolicy) bson.
 // Filter: q, not processed, not reserved, as many deliveries as it had. Update: as claim's. Nothing matched: somebody
 // else was first.
 func claimFreshFilter(q string, ids []bson.RawValue, deliveries int) bson.D {
-	var count any // of one that was never claimed, there is none
-	if deliveries > 0 {
-		count = deliveries
+	var count any = deliveries
+	if deliveries == 0 { // of one that was never claimed, there is none, unless somebody wrote it by hand
+		count = op("$in", bson.A{nil, 0})
 	}
 	return bson.D{field("_id", op("$in", ids)), field("q", q), field("processed", nil), field("deliveries", count), field("reserved", nil)}
 }
