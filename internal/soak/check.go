@@ -19,6 +19,8 @@ type evidence struct {
 type document struct {
 	ID, Key, Q string
 	Part       bool
+	Replay, Of string        // the replay it came of, and the envelope that it does again
+	DeadAt     int64         // in ms since 1970, by the server's clock
 	Live       bool          // neither done nor dead
 	Done       bool          // in the history
 	Dead       string        // why it is a dead letter; empty: it is none
@@ -43,6 +45,9 @@ type figures struct {
 	Duplicates                    int
 	Explained                     map[string]int // duplicates, by why
 	Undone                        int            // claims that a failover took back
+	Expired                       int            // past their deadline
+	Popped                        int            // of those that were lost with who popped them
+	Replays, Pauses               int
 	Forks, Transactions, Redriven int
 	Restarts, Trouble             int
 	Faults                        map[string]int
@@ -120,6 +125,7 @@ type life struct {
 	id      string
 	key     string
 	part    *part
+	replay  bool   // it does again what was done
 	tries   []*try // by deliveries
 	doc     *document
 	arrived int64 // when it was acknowledged to have come to its join, as a part
@@ -130,6 +136,7 @@ type life struct {
 type order struct {
 	key    string
 	push   entry
+	told   entry  // what the push was told, if it was
 	result string // of the push; empty: the process never said
 	ids    map[string]bool
 }
@@ -140,20 +147,30 @@ type span struct{ from, to int64 }
 // aftermath is how long after a fault of a node the claims may still be undone: by then a deposed primary has noticed.
 const aftermath = 10 * time.Second
 
+// clockError is how far a client may be off that takes the server's clock for something.
+const clockError = time.Second
+
 type checker struct {
 	evidence
 
-	lives  map[string]*life
-	orders map[string]*order
-	killed map[string]int64 // processes, by when
-	spans  []span           // faults of nodes
-	fig    figures
-	bad    []violation
+	lives   map[string]*life
+	orders  map[string]*order
+	pops    map[tryKey]bool  // pops that nobody lived to tell the end of
+	popped  []*life          // what may have gone with them
+	replays map[string]entry // by their ids, and what became of them
+	again   map[string]entry
+	killed  map[string]int64 // processes, by when
+	spans   []span           // faults of nodes
+	fig     figures
+	bad     []violation
 }
 
 // check holds what happened against what is promised.
 func check(e evidence) (figures, []violation) {
-	c := &checker{evidence: e, lives: map[string]*life{}, orders: map[string]*order{}, killed: map[string]int64{}}
+	c := &checker{
+		evidence: e, lives: map[string]*life{}, orders: map[string]*order{}, killed: map[string]int64{},
+		pops: map[tryKey]bool{}, replays: map[string]entry{}, again: map[string]entry{},
+	}
 	c.fig.Explained, c.fig.Faults = map[string]int{}, map[string]int{}
 	c.read()
 	for _, o := range c.orders {
@@ -167,6 +184,8 @@ func check(e evidence) (figures, []violation) {
 		c.checkEffects(l)
 		c.checkJoin(l)
 	}
+	c.checkPops()
+	c.checkReplays()
 	slices.SortFunc(c.bad, func(a, b violation) int { return strings.Compare(a.Rule+a.ID+a.Text, b.Rule+b.ID+b.Text) })
 	c.fig.Losses = len(c.bad)
 	return c.fig, c.bad
@@ -186,7 +205,7 @@ func (c *checker) read() {
 			c.orders[e.Key] = &order{key: e.Key, push: e, ids: map[string]bool{}}
 		case notePushed:
 			if o := c.orders[e.Key]; o != nil {
-				o.result = e.Result
+				o.result, o.told = e.Result, e
 				if e.ID != "" && e.Result == resultOK {
 					o.ids[e.ID] = true
 				}
@@ -195,9 +214,9 @@ func (c *checker) read() {
 			t := &try{claim: e}
 			tries[k] = t
 			l := c.life(e.ID, e.Key)
-			l.part = e.Part
+			l.part, l.replay = e.Part, e.Of != nil
 			l.tries = append(l.tries, t)
-			c.saw(e.Key, e.ID, e.Part != nil)
+			c.saw(e.Key, e.ID, l.part != nil || l.replay)
 			c.fig.Deliveries++
 		case noteEffect:
 			if t := tries[k]; t != nil {
@@ -213,6 +232,16 @@ func (c *checker) read() {
 			}
 		case noteAnswer:
 			c.readAnswer(tries[k], e)
+		case notePop:
+			c.pops[k] = true
+		case notePopped:
+			delete(c.pops, k)
+		case noteReplay:
+			c.replays[e.Replay] = e
+		case noteAgain:
+			c.again[e.Replay] = e
+		case notePaused:
+			c.fig.Pauses++
 		case noteRedrive:
 			c.fig.Redriven += e.N
 		case noteStart:
@@ -227,8 +256,12 @@ func (c *checker) read() {
 	}
 	for i := range c.docs {
 		d := &c.docs[i]
-		c.life(d.ID, d.Key).doc = d
-		c.saw(d.Key, d.ID, d.Part)
+		l := c.life(d.ID, d.Key)
+		if l.doc != nil {
+			c.fail(ruleTwice, l, "it is stored in two collections")
+		}
+		l.doc, l.replay = d, l.replay || d.Of != ""
+		c.saw(d.Key, d.ID, d.Part || l.replay)
 	}
 }
 
@@ -283,9 +316,9 @@ func (c *checker) life(id, key string) *life {
 	return l
 }
 
-// saw notes under which ids a key was met.
-func (c *checker) saw(key, id string, part bool) {
-	if o := c.orders[key]; o != nil && !part {
+// saw notes under which ids a key was met, but for those of what came of its envelope.
+func (c *checker) saw(key, id string, derived bool) {
+	if o := c.orders[key]; o != nil && !derived {
 		o.ids[id] = true
 	}
 }
@@ -301,6 +334,9 @@ const (
 	ruleTwice    = "a push is there twice"
 	ruleRefused  = "a push that was refused is there"
 	ruleEarly    = "it was delivered early"
+	ruleLate     = "it was delivered after its deadline"
+	ruleExpired  = "it is called expired, and is not"
+	ruleReplay   = "a replay is there in part, or twice"
 	ruleStuck    = "it is stuck"
 	ruleReserved = "it is reserved for ever"
 	ruleAfter    = "it was delivered, or is there, after its commit was acknowledged"
@@ -394,8 +430,15 @@ func (c *checker) checkEnd(l *life) {
 		c.fail(ruleAfter, l, "it is a dead letter, though its commit was acknowledged")
 	case d != nil && d.Dead != "":
 		c.fig.Dead++
+		c.checkExpired(l)
 	case l.part != nil:
 		c.checkPart(l)
+	case len(may) == 0 && c.may(l, qFleet):
+		c.fig.Expired++
+	case len(may) == 0 && c.may(l, qPop) && len(l.tries) == 0:
+		if c.mustBe(l) {
+			c.popped = append(c.popped, l)
+		}
 	case len(may) == 0:
 		if c.mustBe(l) {
 			c.fail(ruleLost, l, "nothing is stored, and nobody committed it")
@@ -406,6 +449,67 @@ func (c *checker) checkEnd(l *life) {
 		c.fig.Done++
 	}
 	c.checkEffectDocument(l, may, did)
+}
+
+// may tells whether an envelope was pushed to a queue that allows for more than others.
+func (c *checker) may(l *life, q string) bool {
+	o := c.orders[l.key]
+	return o != nil && o.push.Q == q && !l.replay
+}
+
+// checkExpired: what is dead for its deadline is past it.
+func (c *checker) checkExpired(l *life) {
+	if l.doc.Dead != "expired" {
+		return
+	}
+	c.fig.Expired++
+	switch o := c.orders[l.key]; {
+	case o == nil || o.push.TTL == 0:
+		c.fail(ruleExpired, l, "it has no deadline")
+	case l.doc.DeadAt < (o.push.At+o.push.TTL)/int64(time.Millisecond):
+		c.fail(ruleExpired, l, "it had %v left", time.Duration(o.push.At+o.push.TTL-l.doc.DeadAt*int64(time.Millisecond)))
+	}
+}
+
+// checkPops: what is gone from a queue that is popped from, and nobody has it, went with a process that was killed.
+func (c *checker) checkPops() {
+	for i, l := range c.popped {
+		if i < len(c.pops) {
+			c.fig.Popped++
+			continue
+		}
+		c.fail(ruleLost, l, "nothing is stored, nobody has popped it, and it is one more than processes died that may have")
+	}
+}
+
+// checkReplays: a replay does each envelope again, once.
+func (c *checker) checkReplays() {
+	found := map[string][]*document{}
+	for i := range c.docs {
+		if d := &c.docs[i]; d.Of != "" {
+			found[d.Replay+" "+d.Of] = append(found[d.Replay+" "+d.Of], d)
+		}
+	}
+	for k, ds := range found {
+		if len(ds) > 1 {
+			c.bad = append(c.bad, violation{Rule: ruleReplay, ID: ds[1].ID, Key: ds[1].Key, Text: fmt.Sprintf("%d times in replay %s", len(ds), k)})
+		}
+	}
+	for id, asked := range c.replays {
+		c.fig.Replays++
+		told := c.again[id]
+		if told.Result != resultOK {
+			continue
+		}
+		if told.N != len(asked.Of) {
+			c.bad = append(c.bad, violation{Rule: ruleReplay, ID: asked.Of[0], Text: fmt.Sprintf("replay %s of %d says %d", id, len(asked.Of), told.N)})
+		}
+		for _, of := range asked.Of {
+			if len(found[id+" "+of]) == 0 {
+				c.bad = append(c.bad, violation{Rule: ruleReplay, ID: of, Text: "it is not in replay " + id + ", which was acknowledged"})
+			}
+		}
+	}
 }
 
 // mustBe tells whether an envelope was certainly there: its push was acknowledged, or somebody had it.
@@ -448,7 +552,15 @@ func (c *checker) checkEffectDocument(l *life, may, did []*try) {
 
 // checkClaims: one holder at a time, each with a number of its own, none too early.
 func (c *checker) checkClaims(l *life) {
-	if o := c.orders[l.key]; o != nil && len(l.tries) > 0 && l.part == nil {
+	if o := c.orders[l.key]; o != nil && o.push.TTL > 0 && o.result == resultOK && l.part == nil && !l.replay {
+		end := o.told.At + o.push.TTL + int64(clockError)
+		for _, t := range l.tries {
+			if late := time.Duration(t.claim.Reserved*int64(time.Millisecond) - end); late > 0 {
+				c.fail(ruleLate, l, "to %s, by %v", t.name(), late)
+			}
+		}
+	}
+	if o := c.orders[l.key]; o != nil && len(l.tries) > 0 && l.part == nil && !l.replay {
 		if t := l.tries[0]; t.claim.At < o.push.At+o.push.Delay {
 			c.fail(ruleEarly, l, "by %v", time.Duration(o.push.At+o.push.Delay-t.claim.At))
 		}
@@ -611,7 +723,7 @@ func (c *checker) checkJoin(l *life) {
 func (e evidence) story(v violation) []string {
 	var lines []string
 	about := func(x entry) bool {
-		return v.ID != "" && (x.ID == v.ID || x.Part != nil && x.Part.Of == v.ID) || v.Key != "" && x.Key == v.Key
+		return v.ID != "" && (x.ID == v.ID || x.Part != nil && x.Part.Of == v.ID || slices.Contains(x.Of, v.ID)) || v.Key != "" && x.Key == v.Key
 	}
 	var first, last int64
 	for _, x := range e.entries {
@@ -654,6 +766,9 @@ func (e entry) String() string {
 	add("reserved %s", time.UnixMilli(e.Reserved).Format("15:04:05.000"), e.Reserved != 0)
 	add("until %s", time.UnixMilli(e.Until).Format("15:04:05.000"), e.Until != 0)
 	add("delay %v", time.Duration(e.Delay), e.Delay != 0)
+	add("ttl %v", time.Duration(e.TTL), e.TTL != 0)
+	add("replay %s", e.Replay, e.Replay != "")
+	add("of %v", e.Of, e.Of != nil)
 	add("parts %v", e.Parts, e.Parts != nil)
 	add("n %d", e.N, e.N != 0)
 	add("= %s", e.Result, e.Result != "")

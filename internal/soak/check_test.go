@@ -78,6 +78,12 @@ func TestCheckAcceptsWhatIsPromised(t *testing.T) {
 		"committer killed": newTale().push("k", "id", qWork, resultOK).claim("w", "k", "id", qWork, 1).effect("w", 1).verb("w", 1, verbCommit, "").add("conductor", entry{What: noteFault, Verb: faultKill, To: "w"}),
 		"lease lost, then done": newTale().push("k", "id", qWork, resultOK).claim("a", "k", "id", qWork, 1).effect("a", 1).
 			claim("b", "k", "id", qWork, 2).effect("b", 2).verb("b", 2, verbCommit, resultOK).verb("a", 1, verbCommit, resultLost),
+		"gone with its deadline": newTale().mortal(qFleet),
+		"dead of its deadline":   newTale().mortal(qBrief).stored(expiredAfter(2 * time.Second)),
+		"popped by who was killed": newTale().push("k", "id", qPop, resultOK).add("w", entry{What: notePop, Try: 1}).
+			add("conductor", entry{What: noteFault, Verb: faultKill, To: "w"}),
+		"replayed":             newTale().replayed(resultOK, 2).again("x", "a").again("y", "b"),
+		"a replay that failed": newTale().replayed(resultUnknown, 1).again("x", "a"),
 		"a claim that a failover undid": newTale().push("k", "id", qWork, resultOK).claim("a", "k", "id", qWork, 1).
 			add("conductor", entry{What: noteFault, Verb: faultCrash}).claim("b", "k", "id", qWork, 1).
 			effect("b", 1).verb("b", 1, verbCommit, resultOK),
@@ -125,6 +131,14 @@ func TestCheckComplains(t *testing.T) {
 		"a part that is gone":                {pushed(pipeName).add("a", entry{What: noteClaim, ID: "p", Key: "k", Part: &part{Of: "id", Index: 1, Count: 2}, Try: 9, Deliveries: 1}), ruleLost},
 		"early":                              {newTale().add("p", entry{What: notePush, Key: "k", Q: qWork, Delay: int64(time.Hour)}).done("a", "k", "id", qWork), ruleEarly},
 		"overlapping leases":                 {overlapping(), ruleOverlap},
+		"past its deadline":                  {newTale().mortal(qFleet).push("l", "o", qWork, resultRefused).done("a", "k", "id", qFleet), ruleLate},
+		"dead before its deadline":           {newTale().mortal(qBrief).stored(expiredAfter(time.Millisecond)), ruleExpired},
+		"dead of a deadline it never had":    {pushed(qBrief).stored(expiredAfter(time.Hour)), ruleExpired},
+		"popped by nobody":                   {pushed(qPop).add("w", entry{What: notePop, Try: 1}).add("w", entry{What: notePopped, Try: 1}), ruleLost},
+		"a replay without a part":            {newTale().replayed(resultOK, 2).again("x", "a"), ruleReplay},
+		"a replay with another number":       {newTale().replayed(resultOK, 1).again("x", "a").again("y", "b"), ruleReplay},
+		"a replay that has one twice":        {newTale().replayed(resultUnknown, 0).again("x", "a").again("y", "a"), ruleReplay},
+		"stored in two collections":          {pushed(qKept).done("a", "k", "id", qKept).kept().kept(), ruleTwice},
 		"a push that was never seen anymore": {newTale().push("k", "id", qWork, resultOK), ruleLost},
 	} {
 		if c.rule == "" {
@@ -142,6 +156,35 @@ func TestCheckComplains(t *testing.T) {
 			require.Positive(t, fig.Losses)
 		})
 	}
+}
+
+// mortal is a push whose envelope may wait for a second.
+func (t *tale) mortal(q string) *tale {
+	t.push("k", "id", q, resultOK)
+	t.entries[len(t.entries)-2].TTL = int64(time.Second)
+	return t
+}
+
+// expiredAfter is a dead letter that was there for so long.
+func expiredAfter(d time.Duration) document {
+	return document{ID: "id", Key: "k", Q: qBrief + ".dead", Dead: "expired", DeadAt: origin + d.Milliseconds()}
+}
+
+// replayed is a replay of a and b, and what it was told.
+func (t *tale) replayed(result string, n int) *tale {
+	return t.add("w", entry{What: noteReplay, Replay: "r", Of: []string{"a", "b"}}).
+		add("w", entry{What: noteAgain, Replay: "r", Of: []string{"a", "b"}, Result: result, N: n})
+}
+
+// again is one that does another again, and is done.
+func (t *tale) again(id, of string) *tale {
+	n := int64(len(t.entries))
+	t.add("w", entry{What: noteClaim, ID: id, Of: []string{of}, Replay: "r", Q: qAgain, Try: n, Deliveries: 1}).verb("w", n, verbCommit, resultOK)
+	return t.stored(document{ID: id, Of: of, Replay: "r", Q: qAgain, Done: true})
+}
+
+func (t *tale) kept() *tale {
+	return t.stored(document{ID: "id", Key: "k", Q: qKept, Done: true})
 }
 
 func withEffect(t *tale) *tale {

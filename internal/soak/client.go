@@ -45,6 +45,8 @@ type clientSpec struct {
 	Rate     float64           `json:"rate"`     // pushes in a second
 	Calm     bool              `json:"calm"`     // nothing but plain work, as fast as it goes
 	Handlers int               `json:"handlers"` // of a worker under load
+	// Partitions keeps the history in partitions.
+	Partitions bool `json:"partitions"`
 }
 
 // clientVariable holds the spec in a client's environment.
@@ -145,7 +147,8 @@ func (c *client) open(ctx context.Context) bool {
 	c.db = conn.Database(c.spec.DB)
 	for {
 		c.store, err = mongoq.Open(ctx, c.db, mongoq.Config{
-			Clock: func() time.Time { return time.Now().Add(time.Duration(c.skew.Load())) },
+			Clock:            func() time.Time { return time.Now().Add(time.Duration(c.skew.Load())) },
+			PartitionHistory: partitioning(c.spec.Partitions),
 		})
 		if err == nil {
 			break
@@ -162,6 +165,14 @@ func (c *client) open(ctx context.Context) bool {
 		}
 	}
 	return true
+}
+
+// partitioning is how the history is kept.
+func partitioning(partitions bool) mongoq.Partitioning {
+	if partitions {
+		return mongoq.PartitionByHour
+	}
+	return mongoq.PartitionNone
 }
 
 func (c *client) shut() {

@@ -161,7 +161,7 @@ func (c *conductor) spawn(s *slot, spec clientSpec) error {
 	s.proc = fmt.Sprintf("%s%d.%d", s.role, s.n, s.lives)
 	spec.Role, spec.Proc = s.role, s.proc
 	spec.Seed, spec.URI, spec.DB, spec.Dir, spec.Rate = c.cfg.seed, c.server.URI(), dbName, c.dir, c.cfg.rate
-	spec.Hosts = c.net.hosts
+	spec.Hosts, spec.Partitions = c.net.hosts, c.cfg.partition
 	cmd, stdin, err := start(spec)
 	if err != nil {
 		return err

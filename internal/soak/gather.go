@@ -25,23 +25,36 @@ func (c *conductor) gather(ctx context.Context) (evidence, []violation, error) {
 		return e, nil, err
 	}
 	counts := map[string]mongoq.Stats{}
-	cur, err := c.db.Collection("mongoq").Find(ctx, bson.D{})
+	partitions, err := c.db.ListCollectionNames(ctx, bson.D{{Key: "name", Value: bson.Regex{Pattern: `^mongoq\.history\.`}}})
 	if err != nil {
 		return e, nil, err
+	}
+	for _, name := range append(partitions, "mongoq") {
+		docs, err := readDocuments(ctx, c.db.Collection(name), counts)
+		if err != nil {
+			return e, nil, err
+		}
+		e.docs = append(e.docs, docs...)
+	}
+	bad, err := c.compare(ctx, counts)
+	return e, bad, err
+}
+
+// readDocuments reads the envelopes of a collection, and counts them in their queues.
+func readDocuments(ctx context.Context, coll *mongo.Collection, counts map[string]mongoq.Stats) (docs []document, err error) {
+	cur, err := coll.Find(ctx, bson.D{})
+	if err != nil {
+		return nil, err
 	}
 	defer cur.Close(ctx)
 	for cur.Next(ctx) {
 		d, err := readDocument(append(bson.Raw(nil), cur.Current...), counts)
 		if err != nil {
-			return e, nil, err
+			return nil, err
 		}
-		e.docs = append(e.docs, d)
+		docs = append(docs, d)
 	}
-	if err := cur.Err(); err != nil {
-		return e, nil, err
-	}
-	bad, err := c.compare(ctx, counts)
-	return e, bad, err
+	return docs, cur.Err()
 }
 
 func keysOf(ctx context.Context, coll *mongo.Collection) (map[string]bool, error) {
@@ -65,9 +78,14 @@ func readDocument(raw bson.Raw, counts map[string]mongoq.Stats) (document, error
 		Processed *time.Time    `bson:"processed"`
 		Reserved  *time.Time    `bson:"reserved"`
 		Dead      *struct {
-			From string `bson:"from"`
-			Kind string `bson:"kind"`
+			From string    `bson:"from"`
+			Kind string    `bson:"kind"`
+			At   time.Time `bson:"at"`
 		} `bson:"dead"`
+		Replay struct {
+			Of bson.ObjectID `bson:"id"`
+			By string        `bson:"by"`
+		} `bson:"replayOf"`
 		Part    bson.RawValue `bson:"part"`
 		Payload job           `bson:"payload"`
 	}
@@ -78,6 +96,9 @@ func readDocument(raw bson.Raw, counts map[string]mongoq.Stats) (document, error
 		ID: v.ID.Hex(), Key: v.Payload.Key, Q: v.Q, Part: v.Part.Type != 0, Text: raw.String,
 		Done: v.Processed != nil, Live: v.Processed == nil && v.Dead == nil, Reserved: v.Processed == nil && v.Reserved != nil,
 	}
+	if !v.Replay.Of.IsZero() {
+		d.Of, d.Replay = v.Replay.Of.Hex(), v.Replay.By
+	}
 	s := counts[v.Q]
 	if d.Done {
 		s.Processed++
@@ -86,7 +107,7 @@ func readDocument(raw bson.Raw, counts map[string]mongoq.Stats) (document, error
 	}
 	counts[v.Q] = s
 	if v.Dead != nil {
-		d.Dead = v.Dead.Kind
+		d.Dead, d.DeadAt = v.Dead.Kind, v.Dead.At.UnixMilli()
 		from := counts[v.Dead.From]
 		from.Dead++
 		counts[v.Dead.From] = from
@@ -98,7 +119,7 @@ func readDocument(raw bson.Raw, counts map[string]mongoq.Stats) (document, error
 // validate the collection.
 func (c *conductor) compare(ctx context.Context, counts map[string]mongoq.Stats) ([]violation, error) {
 	var bad []violation
-	store, err := mongoq.Open(ctx, c.db, mongoq.Config{})
+	store, err := mongoq.Open(ctx, c.db, mongoq.Config{PartitionHistory: partitioning(c.cfg.partition)})
 	if err != nil {
 		return nil, err
 	}

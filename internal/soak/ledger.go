@@ -28,6 +28,12 @@ const (
 	noteFault   = "fault"   // the conductor does something evil
 	noteHealed  = "healed"  // and has undone it
 	noteRedrive = "redrive" // dead letters were brought back
+	notePop     = "pop"     // somebody waits to pop
+	notePopped  = "popped"  // and has got something, or nothing
+	noteReplay  = "replay"  // what was done is about to be pushed again
+	noteAgain   = "again"   // what became of that
+	notePaused  = "paused"  // a queue is paused
+	noteResumed = "resumed" // and goes on
 	noteTrouble = "trouble" // something that nothing here expects
 )
 
@@ -63,10 +69,13 @@ type entry struct {
 	Result string `json:"o,omitempty"`
 	Err    string `json:"err,omitempty"`
 
-	Delay int64  `json:"delay,omitempty"` // of a push, in ns
-	Parts []int  `json:"parts,omitempty"` // that a join has got, by index
-	N     int    `json:"n,omitempty"`
-	Text  string `json:"text,omitempty"`
+	Delay  int64    `json:"delay,omitempty"` // of a push, in ns
+	TTL    int64    `json:"ttl,omitempty"`   // likewise
+	Replay string   `json:"rep,omitempty"`   // the id of a replay: of one that is asked for, or that the envelope came of
+	Of     []string `json:"of,omitempty"`    // the finished envelopes that are done again
+	Parts  []int    `json:"parts,omitempty"` // that a join has got, by index
+	N      int      `json:"n,omitempty"`
+	Text   string   `json:"text,omitempty"`
 }
 
 // A part names an envelope that a fork made.

@@ -3,6 +3,7 @@
 //
 //	go run ./internal/soak -for 10m -seed 1
 //	go run ./internal/soak -for 10m -seed 1 -nodes 3
+//	go run ./internal/soak -for 10m -seed 1 -partitions
 //	go run ./internal/soak -failover 5
 //	go run ./internal/soak -load 1000000
 //
@@ -26,6 +27,7 @@ type config struct {
 	length    time.Duration
 	seed      uint64
 	nodes     int
+	partition bool
 	producers int
 	workers   int
 	rate      float64
@@ -76,6 +78,7 @@ func parse(args []string) (config, error) {
 	f.DurationVar(&c.length, "for", time.Minute, "how long the faults go on")
 	f.Uint64Var(&c.seed, "seed", 1, "what the faults follow from")
 	f.IntVar(&c.nodes, "nodes", 1, "nodes of the replica set: 1 or 3")
+	f.BoolVar(&c.partition, "partitions", false, "keep the history in partitions")
 	f.IntVar(&c.producers, "producers", 2, "producer processes")
 	f.IntVar(&c.workers, "workers", 3, "worker processes")
 	f.Float64Var(&c.rate, "rate", 40, "calls that push, in a second and of one producer")

@@ -62,23 +62,29 @@ func (c *client) isCrowded(ctx context.Context) bool {
 	return true
 }
 
+// A draft is a job and how it is to be pushed.
+type draft struct {
+	job        job
+	opts       []mongoq.PushOption
+	delay, ttl time.Duration
+}
+
 // pushed is a push on the way.
 type pushed struct {
 	c   *client
 	key string
 	q   string
-	due time.Duration
 }
 
 func (c *client) key() string { return fmt.Sprintf("%s-%d", c.spec.Proc, c.tries.Add(1)) }
 
-func (c *client) pushes(q, key string, id bson.ObjectID, delay time.Duration) pushed {
-	e := entry{What: notePush, Key: key, Q: q, Delay: int64(delay)}
+func (c *client) pushes(q string, d draft, id bson.ObjectID) pushed {
+	e := entry{What: notePush, Key: d.job.Key, Q: q, Delay: int64(d.delay), TTL: int64(d.ttl)}
 	if !id.IsZero() {
 		e.ID = id.Hex()
 	}
 	c.ledger.write(e)
-	return pushed{c: c, key: key, q: q, due: delay}
+	return pushed{c: c, key: d.job.Key, q: q}
 }
 
 func (p pushed) told(id bson.ObjectID, err error) {
@@ -102,34 +108,36 @@ func (c *client) patience() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), callTimeout)
 }
 
-// draw makes a job for a queue, and the options of its push.
-func (c *client) draw(q string) (job, []mongoq.PushOption, time.Duration) {
-	j := job{Key: c.key(), Work: c.rng.intn(20)}
+// draw makes a job for a queue.
+func (c *client) draw(q string) draft {
+	d := draft{job: job{Key: c.key(), Work: c.rng.intn(20)}}
 	switch {
 	case q == qFlaky && c.rng.chance(0.1):
-		j.Fails = always
+		d.job.Fails = always
 	case q == qFlaky:
-		j.Fails = c.rng.intn(4)
+		d.job.Fails = c.rng.intn(4)
 	case q == pipeName && c.rng.chance(0.02):
-		j.Fails = always // one of its parts
+		d.job.Fails = always // one of its parts
 	}
-	var opts []mongoq.PushOption
-	var delay time.Duration
 	if c.rng.chance(0.2) {
-		delay = c.rng.span(0, 3*time.Second)
-		opts = append(opts, mongoq.Delay(delay))
+		d.delay = c.rng.span(0, 3*time.Second)
+		d.opts = append(d.opts, mongoq.Delay(d.delay))
 	}
 	if c.rng.chance(0.3) {
-		opts = append(opts, mongoq.Priority(1+c.rng.intn(4)))
+		d.opts = append(d.opts, mongoq.Priority(1+c.rng.intn(4)))
 	}
-	return j, opts, delay
+	if specOf(q).mortal {
+		d.ttl = d.delay/2 + c.rng.span(200*time.Millisecond, 4*time.Second)
+		d.opts = append(d.opts, mongoq.TTL(d.ttl))
+	}
+	return d
 }
 
 // pushSome makes one call that pushes, of some kind.
 func (c *client) pushSome(pipe *mongoq.Pipeline) {
 	specs := queueSpecs()
 	q := specs[c.rng.intn(len(specs))]
-	for q.name == qHop2 || q.name == qHop3 { // which are moved to
+	for q.fed {
 		q = specs[c.rng.intn(len(specs))]
 	}
 	switch n := c.rng.float(); {
@@ -151,31 +159,31 @@ func (c *client) pushSome(pipe *mongoq.Pipeline) {
 func (c *client) pushOne(q string) {
 	ctx, cancel := c.patience()
 	defer cancel()
-	j, opts, delay := c.draw(q)
-	p := c.pushes(q, j.Key, bson.NilObjectID, delay)
-	p.told(c.queues[q].Push(ctx, j, opts...))
+	d := c.draw(q)
+	p := c.pushes(q, d, bson.NilObjectID)
+	p.told(c.queues[q].Push(ctx, d.job, d.opts...))
 }
 
 func (c *client) pushPipe(pipe *mongoq.Pipeline) {
 	ctx, cancel := c.patience()
 	defer cancel()
-	j, opts, delay := c.draw(pipeName)
-	p := c.pushes(pipeName, j.Key, bson.NilObjectID, delay)
-	p.told(pipe.Push(ctx, j, opts...))
+	d := c.draw(pipeName)
+	p := c.pushes(pipeName, d, bson.NilObjectID)
+	p.told(pipe.Push(ctx, d.job, d.opts...))
 }
 
 // pushWithID repeats a push until its outcome is known. What is kept in a history is not forgotten, so that this makes no
 // second one.
 func (c *client) pushWithID(q string) {
-	j, opts, delay := c.draw(q)
+	d := c.draw(q)
 	id := bson.NewObjectID()
-	opts = append(opts, mongoq.ID(id))
-	p := c.pushes(q, j.Key, id, delay)
+	opts := append(d.opts, mongoq.ID(id))
+	p := c.pushes(q, d, id)
 	var err error
 	unknown := false
 	for range 5 {
 		ctx, cancel := c.patience()
-		_, err = c.queues[q].Push(ctx, j, opts...)
+		_, err = c.queues[q].Push(ctx, d.job, opts...)
 		cancel()
 		if err == nil {
 			break
@@ -196,9 +204,9 @@ func (c *client) pushMany(q string) {
 	payloads := make([]any, n)
 	ps := make([]pushed, n)
 	for i := range payloads {
-		j, opts, delay := c.draw(q)
-		payloads[i] = mongoq.With(j, opts...)
-		ps[i] = c.pushes(q, j.Key, bson.NilObjectID, delay)
+		d := c.draw(q)
+		payloads[i] = mongoq.With(d.job, d.opts...)
+		ps[i] = c.pushes(q, d, bson.NilObjectID)
 	}
 	ids, err := c.queues[q].PushMany(ctx, payloads)
 	for i, err := range singly(err, n) {
@@ -229,16 +237,16 @@ func singly(err error, n int) []error {
 func (c *client) pushInTransaction(q string) {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	j, opts, delay := c.draw(q)
+	d := c.draw(q)
 	abort := c.rng.chance(0.2)
-	p := c.pushes(q, j.Key, bson.NilObjectID, delay)
+	p := c.pushes(q, d, bson.NilObjectID)
 	var id bson.ObjectID
 	err := c.transaction(ctx, func(ctx context.Context) error {
-		if _, err := c.db.Collection(ordersName).InsertOne(ctx, bson.D{{Key: "_id", Value: j.Key}}); err != nil {
+		if _, err := c.db.Collection(ordersName).InsertOne(ctx, bson.D{{Key: "_id", Value: d.job.Key}}); err != nil {
 			return err
 		}
 		var err error
-		if id, err = c.queues[q].Push(ctx, j, opts...); err != nil {
+		if id, err = c.queues[q].Push(ctx, d.job, d.opts...); err != nil {
 			return err
 		}
 		if abort {

@@ -20,6 +20,10 @@ const (
 	qSlow   = "slow"   // short leases, which are overslept or extended
 	qTx     = "tx"     // committed in a transaction with a document of the user
 	qFenced = "fenced" // DurableClaims
+	qPop    = "pop"    // popped: at most once
+	qBrief  = "brief"  // has deadlines, and dead-letters what is past its own
+	qFleet  = "fleet"  // has deadlines, and discards
+	qAgain  = "again"  // what is replayed from the history of kept
 )
 
 const (
@@ -35,6 +39,8 @@ type queueSpec struct {
 	name    string
 	keeps   bool // a commit goes into the history
 	durable bool
+	fed     bool // by other queues: nobody pushes to it
+	mortal  bool // what is pushed to it has a deadline
 	cfg     mongoq.QueueConfig
 }
 
@@ -47,11 +53,15 @@ func queueSpecs() []queueSpec {
 		{name: qFlaky, keeps: true, cfg: mongoq.QueueConfig{Lease: 4 * time.Second, Retry: retries(4)}},
 		{name: qBatch, cfg: mongoq.QueueConfig{Lease: 10 * time.Second}},
 		{name: qHop1, cfg: mongoq.QueueConfig{Lease: 3 * time.Second}},
-		{name: qHop2, cfg: mongoq.QueueConfig{Lease: 3 * time.Second}},
-		{name: qHop3, keeps: true, cfg: mongoq.QueueConfig{Lease: 3 * time.Second}},
+		{name: qHop2, fed: true, cfg: mongoq.QueueConfig{Lease: 3 * time.Second}},
+		{name: qHop3, fed: true, keeps: true, cfg: mongoq.QueueConfig{Lease: 3 * time.Second}},
 		{name: qSlow, cfg: mongoq.QueueConfig{Lease: time.Second}},
 		{name: qTx, cfg: mongoq.QueueConfig{Lease: 8 * time.Second}},
 		{name: qFenced, keeps: true, durable: true, cfg: mongoq.QueueConfig{Lease: 3 * time.Second, DurableClaims: true}},
+		{name: qPop, cfg: mongoq.QueueConfig{Lease: 3 * time.Second}},
+		{name: qBrief, mortal: true, cfg: mongoq.QueueConfig{Lease: 2 * time.Second, OnExpire: mongoq.ToDeadLetter}},
+		{name: qFleet, mortal: true, cfg: mongoq.QueueConfig{Lease: 2 * time.Second, OnExpire: mongoq.Discard}},
+		{name: qAgain, fed: true, keeps: true, cfg: mongoq.QueueConfig{Lease: 4 * time.Second}},
 	}
 	for i := range specs {
 		s := &specs[i]
@@ -79,16 +89,21 @@ func keeps(q string) bool {
 	if q == pipeName+"."+stageOut {
 		return true
 	}
+	return specOf(q).keeps
+}
+
+// specOf is a queue's, if it is one of queueSpecs.
+func specOf(q string) queueSpec {
 	for _, s := range queueSpecs() {
 		if s.name == q {
-			return s.keeps
+			return s
 		}
 	}
-	return false
+	return queueSpec{}
 }
 
 // durable tells whether a queue's claims wait for a majority.
-func durable(q string) bool { return q == qFenced }
+func durable(q string) bool { return specOf(q).durable }
 
 // A job is a payload.
 type job struct {

@@ -26,7 +26,9 @@ func report(out io.Writer, f figures) {
 		sum += n
 	}
 	fmt.Fprintf(out, "\njobs          %d acknowledged, %d unknown, %d refused\n", f.Jobs, f.Unknown, f.Refused)
-	fmt.Fprintf(out, "ended         %d done, %d in the history, %d dead, %d parts; %d joins, %d redriven\n", f.Done, f.Kept, f.Dead, f.Parts, f.Forks, f.Redriven)
+	fmt.Fprintf(out, "ended         %d done, %d in the history, %d dead, %d parts, %d past their deadline, %d popped by who was killed\n",
+		f.Done, f.Kept, f.Dead, f.Parts, f.Expired, f.Popped)
+	fmt.Fprintf(out, "beside        %d joins, %d redriven, %d replays, %d pauses\n", f.Forks, f.Redriven, f.Replays, f.Pauses)
 	fmt.Fprintf(out, "deliveries    %d, with %d effects; %d verbs lost their lease, %d their answer\n", f.Deliveries, f.Effects, f.Lost, f.UnknownVerbs)
 	fmt.Fprintf(out, "transactions  %d\n", f.Transactions)
 	fmt.Fprintf(out, "processes     %d\n", f.Restarts)

@@ -45,6 +45,9 @@ func (c *client) claimed(r *mongoq.Reservation) *attempt {
 		What: noteClaim, Key: a.job.Key, ID: r.ID.Hex(), Q: r.Q, Try: a.n, Deliveries: r.Deliveries, Retries: r.Retries, Moves: r.Moves,
 		Reserved: r.Reserved.UnixMilli(), Until: r.When.UnixMilli(), Mended: r.Headers[mendedHeader] != "",
 	}
+	if !r.ReplayOf.IsZero() {
+		e.Replay, e.Of = r.ReplayID, []string{r.ReplayOf.Hex()}
+	}
 	if p := r.Part; p != nil {
 		e.Part = &part{Of: p.Of.Hex(), Index: p.Index, Count: p.Count}
 	}
@@ -156,21 +159,30 @@ func (c *client) consume(ctx context.Context) {
 				c.trouble("the pipeline's end", err)
 			}
 		})
-		for q, f := range map[string]func(*attempt){qHop1: c.hops, qHop2: c.hops, qHop3: c.hops, qSlow: c.slowly, qFenced: c.fenced, qTx: c.together} {
+		for q, f := range map[string]func(*attempt){
+			qHop1: c.hops, qHop2: c.hops, qHop3: c.hops, qSlow: c.slowly, qFenced: c.fenced, qTx: c.together,
+			qBrief: c.late, qFleet: c.late,
+		} {
 			for range 2 {
 				all.Go(func() { c.each(ctx, q, f) })
 			}
 		}
 		all.Go(func() { c.batches(ctx) })
+		for range 2 {
+			all.Go(func() { c.pops(ctx) })
+		}
+		unsettled, cancel := context.WithCancel(ctx)
+		defer cancel()
 		all.Go(func() {
-			ctx, cancel := context.WithCancel(ctx)
-			defer cancel()
-			go func() {
-				<-c.settle
-				cancel()
-			}()
-			c.redrives(ctx)
+			select {
+			case <-c.settle:
+			case <-ctx.Done():
+			}
+			cancel()
 		})
+		all.Go(func() { c.redrives(unsettled) })
+		all.Go(func() { c.replays(unsettled) })
+		all.Go(func() { c.pauses(ctx, unsettled) })
 	}
 	all.Wait()
 }
@@ -256,6 +268,39 @@ func (c *client) fenced(a *attempt) {
 	_ = a.commit()
 }
 
+// late takes long enough for what waits behind to miss its deadline.
+func (c *client) late(a *attempt) {
+	_ = pause(context.Background(), c.rng.span(0, 500*time.Millisecond))
+	if c.fails(a) {
+		return
+	}
+	a.effect()
+	_ = a.commit()
+}
+
+// pops takes for good.
+func (c *client) pops(ctx context.Context) {
+	for ctx.Err() == nil {
+		n := c.tries.Add(1)
+		c.ledger.write(entry{What: notePop, Q: qPop, Try: n})
+		e, err := c.queues[qPop].Pop(ctx)
+		if e != nil {
+			a := c.claimed(&mongoq.Reservation{Envelope: *e})
+			a.effect()
+			a.asks(verbCommit, "")
+			a.answered(verbCommit, "", err)
+		}
+		popped := entry{What: notePopped, Q: qPop, Try: n}
+		if e == nil {
+			popped.Err = err.Error()
+		}
+		c.ledger.write(popped)
+		if err != nil {
+			_ = pause(ctx, 50*time.Millisecond)
+		}
+	}
+}
+
 // together commits in a transaction with a document that stands for the effect, and with a push of what follows.
 func (c *client) together(a *attempt) {
 	if c.fails(a) {
@@ -266,7 +311,7 @@ func (c *client) together(a *attempt) {
 	var follow *pushed
 	next := job{Key: a.job.Key + "+" + a.c.spec.Proc + "-" + strconv.FormatInt(a.n, 10)}
 	if c.rng.chance(0.3) {
-		p := c.pushes(qWork, next.Key, bson.NilObjectID, 0)
+		p := c.pushes(qWork, draft{job: next}, bson.NilObjectID)
 		follow = &p
 	}
 	abort := c.rng.chance(0.05)
@@ -357,6 +402,63 @@ func (c *client) redrives(ctx context.Context) {
 			e.Err = err.Error()
 		}
 		c.ledger.write(e)
+	}
+}
+
+// replays does again what was done, and repeats that until its outcome is known.
+func (c *client) replays(ctx context.Context) {
+	for pause(ctx, c.rng.span(2*time.Second, 6*time.Second)) == nil {
+		history := c.queues[qKept].History()
+		e := entry{What: noteReplay, Q: qKept, Replay: c.key()}
+		var ids []bson.ObjectID
+		for done, err := range history.List(ctx, mongoq.Limit(1+c.rng.intn(20))) {
+			if err != nil {
+				break
+			}
+			ids, e.Of = append(ids, done.ID), append(e.Of, done.ID.Hex())
+		}
+		if len(ids) == 0 {
+			continue
+		}
+		c.ledger.write(e)
+		e.What, e.Result = noteAgain, resultUnknown
+		for range 5 {
+			call, cancel := context.WithTimeout(ctx, callTimeout)
+			n, err := history.ReplayMany(call, e.Replay, mongoq.IDs(ids...), mongoq.To(c.queues[qAgain]))
+			cancel()
+			e.N, e.Err = int(n), ""
+			if err == nil {
+				e.Result = resultOK
+				break
+			}
+			e.Err = err.Error()
+		}
+		c.ledger.write(e)
+	}
+}
+
+// pauses pauses a queue for a while, again and again until unsettled ends; and in the end has all go on, also what
+// somebody paused who was killed then.
+func (c *client) pauses(ctx, unsettled context.Context) {
+	resume := func(q string) {
+		for ctx.Err() == nil && c.queues[q].Resume(ctx) != nil {
+			_ = pause(ctx, 50*time.Millisecond)
+		}
+		c.ledger.write(entry{What: noteResumed, Q: q})
+	}
+	specs := queueSpecs()
+	for pause(unsettled, c.rng.span(4*time.Second, 12*time.Second)) == nil {
+		q := specs[c.rng.intn(len(specs))].name
+		e := entry{What: notePaused, Q: q}
+		if err := c.queues[q].Pause(unsettled); err != nil {
+			e.Err = err.Error()
+		}
+		c.ledger.write(e)
+		_ = pause(unsettled, c.rng.span(0, 3*time.Second))
+		resume(q)
+	}
+	for _, s := range specs {
+		resume(s.name)
 	}
 }
 
@@ -474,7 +576,9 @@ func (c *client) pool(ctx context.Context, open *openAttempts) {
 	}
 	w, err := c.queues[qWork].Worker(plain, mongoq.WorkerConfig{
 		Concurrency: 8, OnEvent: open.hear, DrainTimeout: 5 * time.Second,
-		Also: []mongoq.Source{{Queue: c.queues[qKept], Handler: plain}, {Queue: c.queues[qFlaky], Handler: flaky}},
+		Also: []mongoq.Source{
+			{Queue: c.queues[qKept], Handler: plain}, {Queue: c.queues[qFlaky], Handler: flaky}, {Queue: c.queues[qAgain], Handler: plain},
+		},
 	})
 	if err == nil {
 		err = w.Run(ctx)
