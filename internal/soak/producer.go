@@ -177,13 +177,13 @@ func (c *client) pushPipe(pipe *mongoq.Pipeline) {
 func (c *client) pushWithID(q string) {
 	d := c.draw(q)
 	id := bson.NewObjectID()
-	opts := append(d.opts, mongoq.ID(id))
+	d.opts = append(d.opts, mongoq.ID(id))
 	p := c.pushes(q, d, id)
 	var err error
 	unknown := false
 	for range 5 {
 		ctx, cancel := c.patience()
-		_, err = c.queues[q].Push(ctx, d.job, opts...)
+		_, err = c.queues[q].Push(ctx, d.job, d.opts...)
 		cancel()
 		if err == nil {
 			break

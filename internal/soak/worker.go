@@ -437,7 +437,7 @@ func (c *client) replays(ctx context.Context) {
 	}
 }
 
-// pauses pauses a queue for a while, again and again until unsettled ends; and in the end has all go on, also what
+// pauses stops a queue for a while, again and again until unsettled ends; and in the end has all go on, also what
 // somebody paused who was killed then.
 func (c *client) pauses(ctx, unsettled context.Context) {
 	resume := func(q string) {
