@@ -41,7 +41,7 @@ func Example() {
 	var mail string
 	check(job.Decode(&mail))
 	if err := send(mail); err != nil {
-		check(job.Rollback(ctx, err)) // again later, by the queue's backoff; after ten retries a dead letter
+		check(job.Rollback(ctx, err)) // again later, by the queue's backoff; after 25 retries a dead letter
 		return
 	}
 	check(job.Commit(ctx)) // done
