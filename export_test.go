@@ -104,3 +104,6 @@ func TakeLate(s *Store, queue string) time.Time { return s.claimerOf(queue).late
 
 // Ring has the claimer of a queue look.
 func Ring(s *Store, queue string) { s.ringHere(queue, 0, false) }
+
+// RingOut rings for a queue here and elsewhere.
+func RingOut(s *Store, queue string) { s.ring(queue, 0) }

@@ -144,20 +144,22 @@ func TestFourthFailureOfThreeRetriesIsADeadLetter(t *testing.T) {
 	})
 }
 
-func TestDefaultPolicyRetriesTenTimes(t *testing.T) {
+func TestDefaultPolicyRetriesForANight(t *testing.T) {
 	t.Parallel()
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
 		store := openStore(t, db)
 		q := newQueue(t, store, "q")
 		push(t, q, "x")
-		mean := time.Second
-		for i, wait := range failures(t, db, q, 10) {
+		mean, all := time.Second, time.Duration(0)
+		for i, wait := range failures(t, db, q, 25) {
 			require.InDelta(t, mean, wait, float64(mean)/4+float64(2*time.Millisecond), "after failure %d", i+1)
+			all += mean
 			mean = min(2*mean, time.Hour)
 		}
+		require.InDelta(t, 14*time.Hour, all, float64(30*time.Minute))
 		require.NoError(t, tryReserve(t, q).Rollback(t.Context(), errors.New("the last")))
 		r := tryReserve(t, newQueue(t, store, "q.dead"))
-		require.Equal(t, 10, r.Retries)
+		require.Equal(t, 25, r.Retries)
 		require.Equal(t, mongoq.DeadRetries, r.Dead.Kind)
 	})
 }
