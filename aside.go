@@ -19,7 +19,7 @@ import (
 // sweepWindow is how many envelopes at the head a sweep looks at in one round.
 const sweepWindow = 1000
 
-// admit makes a reservation of what was claimed, or takes it aside and gives nil. One that is past its deadline is
+// admit makes a reservation of what was claimed, or takes it aside and gives nil. One that may be past its deadline is
 // for sweep.
 func (q *Queue) admit(ctx context.Context, t taken) (r *Reservation, late bool) {
 	e := t.read()
@@ -61,30 +61,52 @@ func (q *Queue) expiresTo() string {
 }
 
 // sweep ends the expired envelopes that a claim took, and takes those that follow at the head out of the way in large
-// batches, for as long as they are many.
-func (q *Queue) sweep(ctx context.Context, claimed []*Reservation) {
-	byToken := map[bson.ObjectID][]bson.ObjectID{}
+// batches, for as long as they are many. The claim knows the server's clock within bounds: what the server says is not
+// expired is given back to its caller, alive.
+func (q *Queue) sweep(ctx context.Context, claimed []*Reservation) (alive []*Reservation) {
+	byToken := map[bson.ObjectID][]*Reservation{}
 	for _, r := range claimed {
-		byToken[r.lease] = append(byToken[r.lease], r.ID)
+		byToken[r.lease] = append(byToken[r.lease], r)
 	}
-	for token, ids := range byToken {
-		if err := q.endExpired(ctx, holders(ids, token)); err != nil {
+	for token, rs := range byToken {
+		ids := make([]bson.ObjectID, len(rs))
+		for i, r := range rs {
+			ids[i] = r.ID
+		}
+		n, err := q.endExpired(ctx, append(holders(ids, token), field("$expr", expired())))
+		if err == nil && n < int64(len(rs)) {
+			rs, err = q.stillHeld(ctx, rs, ids)
+			alive = append(alive, rs...)
+		}
+		if err != nil {
 			q.report(ids[0], err)
 		}
 	}
 	for {
 		ids, more, err := q.expiredAtHead(ctx)
 		if err == nil && len(ids) > 0 {
-			err = q.endExpired(ctx, expireFilter(q.name, ids))
+			_, err = q.endExpired(ctx, expireFilter(q.name, ids))
 		}
 		if err != nil {
 			q.s.log.Warn("mongoq: expired envelopes could not be swept", "queue", q.name, "error", err)
-			return
+			return alive
 		}
 		if !more {
-			return
+			return alive
 		}
 	}
+}
+
+// stillHeld are those of some reservations that hold their envelopes still.
+func (q *Queue) stillHeld(ctx context.Context, rs []*Reservation, ids []bson.ObjectID) ([]*Reservation, error) {
+	found, err := q.s.foundMany(ctx, ids, evidenceFields)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(slices.Clone(rs), func(r *Reservation) bool {
+		e := found[r.ID]
+		return e == nil || e.lease != r.lease || !e.Processed.IsZero()
+	}), nil
 }
 
 // expiredAtHead finds the expired among the first of the queue; more: they are at least half of a full window.
@@ -109,19 +131,25 @@ func (q *Queue) expiredAtHead(ctx context.Context) (expiredIDs []bson.RawValue, 
 	return expiredIDs, n == sweepWindow && len(expiredIDs) >= n/2, cur.Err()
 }
 
-// endExpired discards or dead-letters what a statement's filter matches. It may be repeated.
-func (q *Queue) endExpired(ctx context.Context, filter bson.D) error {
+// endExpired discards or dead-letters what a statement's filter matches, and says how many. It may be repeated.
+func (q *Queue) endExpired(ctx context.Context, filter bson.D) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
 	began := time.Now()
 	if to := q.expiresTo(); to != "" {
-		_, err := q.s.envs.UpdateMany(ctx, filter,
+		res, err := q.s.envs.UpdateMany(ctx, filter,
 			deadLetterUpdate(lastOf(bson.NewObjectID(), verbDeadLetter), literal(q.name), to, DeadExpired, expiredMessage, false, patch{}, nil, q.cfg.DeadRetention))
 		q.s.ring(to, -time.Since(began))
-		return err
+		if err != nil {
+			return 0, err
+		}
+		return res.MatchedCount, nil
 	}
-	_, err := q.s.envs.DeleteMany(ctx, filter)
-	return err
+	res, err := q.s.envs.DeleteMany(ctx, filter)
+	if err != nil {
+		return 0, err
+	}
+	return res.DeletedCount, nil
 }
 
 // setAside makes a readable dead letter of a document that is no envelope: what can be read stays, the rest is kept in

@@ -525,3 +525,34 @@ func TestWhatIsTooLargeToBeClaimedIsSetAside(t *testing.T) {
 		}
 	})
 }
+
+// What is too large to be claimed, and cannot be set aside now, holds up nobody: it is passed over, and set aside later.
+func TestWhatCannotBeSetAsideIsPassedOver(t *testing.T) {
+	t.Parallel()
+	eachKind(t, func(t *testing.T, kind mongotest.Kind) {
+		db := mongotest.Faulty(t, kind)
+		q := newQueue(t, openStore(t, db), "q")
+		id := bson.NewObjectID()
+		doc := handwritten("q", "", 1, bson.E{Key: "_id", Value: id})
+		raw, err := bson.Marshal(doc)
+		require.NoError(t, err)
+		huge := strings.Repeat("x", 16<<20-len(raw)-20)
+		insertRaw(t, db, []any{handwritten("q", huge, 1, bson.E{Key: "_id", Value: id}), handwritten("q", "a", 2), handwritten("q", "b", 3)})
+		heal := mongotest.Fail(t, db, mongotest.Always, bson.D{
+			{Key: "failCommands", Value: bson.A{"insert", "update"}}, {Key: "namespace", Value: db.Name() + ".mongoq.aside"}, {Key: "errorCode", Value: 365},
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 2*soon)
+		defer cancel()
+		for _, want := range []string{"a", "b"} {
+			r, err := q.Reserve(ctx)
+			require.NoError(t, err)
+			require.Equal(t, want, payloadOf[string](t, &r.Envelope))
+			require.NoError(t, r.Commit(ctx))
+		}
+		require.Positive(t, heal())
+		require.Eventually(t, func() bool {
+			_, err := q.TryReserve(t.Context())
+			return errors.Is(err, mongoq.ErrEmpty) && len(deadLetters(t, q)) == 1
+		}, late, 50*time.Millisecond)
+	})
+}

@@ -134,7 +134,10 @@ func (c *claimer) claimSome(ctx context.Context, q *Queue, n int, sure bool, g g
 		}
 		if tooLarge(err) {
 			if err := q.setAsideTooLarge(ctx); err != nil {
-				c.s.log.Warn("mongoq: an envelope that is too large could not be set aside", "queue", c.name, "error", err)
+				c.s.log.Warn("mongoq: an envelope that is too large could not be set aside; it is passed over for a while", "queue", c.name, "error", err)
+				if got, none := c.oneByOne(ctx, n, g); none == nil && len(got) > 0 {
+					return stamped(got, epoch), nil
+				}
 			}
 		}
 		switch {
@@ -412,7 +415,7 @@ func (c *claimer) oneByOne(ctx context.Context, n int, g grant) ([]taken, error)
 	return got, nil
 }
 
-// byID claims envelopes one by one; slow are those that could not be had in short time.
+// byID claims envelopes one by one; slow are those that could not be had, in short time or at all.
 func (c *claimer) byID(ctx context.Context, ids []bson.RawValue, n int, g grant) (got []taken, slow []bson.RawValue, err error) {
 	for _, id := range ids {
 		if len(got) == n || len(slow) == tooSlow {
@@ -425,6 +428,8 @@ func (c *claimer) byID(ctx context.Context, ids []bson.RawValue, n int, g grant)
 			got = append(got, taken{raw: raw})
 		case mayHaveHappened(err):
 			c.s.abandon(c.name, token, g.lease)
+			slow = append(slow, id)
+		case tooLarge(err):
 			slow = append(slow, id)
 		case err != nil && len(got) == 0:
 			return nil, nil, err

@@ -405,7 +405,27 @@ func (c *claimer) hand(ctx context.Context, group []*waiter, got []taken) {
 		c.s.giveBack(ctx, r)
 	}
 	if len(late) > 0 {
-		late[0].q.sweep(ctx, late)
+		c.handOn(ctx, group, late[0].q.sweep(ctx, late))
+	}
+}
+
+// handOn gives what turned out not to have expired to those of a group who got nothing.
+func (c *claimer) handOn(ctx context.Context, group []*waiter, rs []*Reservation) {
+	for i := 0; len(rs) > 0; {
+		w := c.nextOf(group, &i)
+		if w == nil {
+			break
+		}
+		share := min(len(rs), w.want)
+		for _, r := range rs[:share] {
+			r.q = w.q
+		}
+		if c.give(w, rs[:share:share]) {
+			rs = rs[share:]
+		}
+	}
+	for _, r := range rs {
+		c.s.giveBack(ctx, r)
 	}
 }
 

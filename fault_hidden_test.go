@@ -170,3 +170,22 @@ func TestADeadLetterThatIsMovedOnDoesNotExpire(t *testing.T) {
 		require.Zero(t, r.Deadline)
 	})
 }
+
+// Who claims many knows the server's clock within bounds only. What is past its deadline is for the server to say.
+func TestWhatMayHaveExpiredIsDeliveredIfItHasNot(t *testing.T) {
+	t.Parallel()
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		q := newQueue(t, openStore(t, db), "q")
+		_, err := q.PushMany(t.Context(), ints(4), mongoq.TTL(time.Minute))
+		require.NoError(t, err)
+		blurred := openStore(t, db)
+		mongoq.Blur(blurred, time.Hour)
+		rs, err := newQueue(t, blurred, "q").ReserveMany(t.Context(), 4)
+		require.NoError(t, err)
+		require.Len(t, rs, 4)
+		for _, r := range rs {
+			require.NoError(t, r.Commit(t.Context()))
+		}
+		requireEmpty(t, db)
+	})
+}

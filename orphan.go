@@ -30,9 +30,9 @@ const (
 // should this process be killed.
 func (s *Store) noteTransaction(ctx context.Context, session *mongo.Session) (done func(error) (clean bool)) {
 	id := session.ID()
-	_, err := s.noted.UpdateOne(ctx, bson.D{field("_id", id)}, set(field("until", later(noteLasts))), options.UpdateOne().SetUpsert(true))
-	if err != nil {
-		s.log.Debug("mongoq: a transaction could not be noted", "error", err)
+	_, noted := s.noted.UpdateOne(ctx, bson.D{field("_id", id)}, set(field("until", later(noteLasts))), options.UpdateOne().SetUpsert(true))
+	if noted != nil {
+		s.log.Debug("mongoq: a transaction could not be noted", "error", noted)
 	}
 	over := make(chan struct{})
 	renewing := make(chan struct{})
@@ -49,7 +49,7 @@ func (s *Store) noteTransaction(ctx context.Context, session *mongo.Session) (do
 			return false // somebody ends it by the note
 		}
 		_, err = s.noted.DeleteOne(ctx, bson.D{field("_id", id)})
-		return err == nil
+		return err == nil && noted == nil // a note that seemed to fail may come yet
 	}
 }
 

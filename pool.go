@@ -15,6 +15,7 @@ import (
 type pool struct {
 	*Worker
 	over    context.Context // Run's: nothing is begun after its end
+	asked   context.Context // the one that Run was given, which ends a moment before
 	sources []*source
 
 	mu        sync.Mutex
@@ -31,8 +32,8 @@ type pool struct {
 	commits sync.WaitGroup
 }
 
-func newPool(ctx context.Context, w *Worker) *pool {
-	p := &pool{Worker: w, over: ctx}
+func newPool(ctx, asked context.Context, w *Worker) *pool {
+	p := &pool{Worker: w, over: ctx, asked: asked}
 	p.wake = sync.NewCond(&p.mu)
 	p.held.jobs = map[*Reservation]*job{}
 	for _, src := range w.sources {
@@ -138,7 +139,7 @@ func (w *pool) work(base context.Context) {
 func (w *pool) next() (*source, *Reservation) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for !w.stop && w.over.Err() == nil {
+	for !w.stop && w.over.Err() == nil && w.asked.Err() == nil {
 		src := w.choose()
 		if src == nil {
 			for _, src := range w.sources {

@@ -317,8 +317,12 @@ func (s *Store) insertAgain(ctx context.Context, p *parcel, refusal error) error
 		case tooLarge(err):
 			return tooLargeError(len(p.doc))
 		case !worthRetrying(err) || i+1 == attempts:
-			if there, lost := s.afterRefusal(ctx, p, err); there || lost != nil {
+			there, lost := s.afterRefusal(ctx, p, err)
+			switch {
+			case there || lost != nil:
 				return lost
+			case worthRetrying(err): // an attempt before may have been done, and the envelope be gone already
+				return unknown(err)
 			}
 			return err
 		}
@@ -352,10 +356,20 @@ func (s *Store) afterRefusal(ctx context.Context, p *parcel, refusal error) (the
 	switch {
 	case err == nil:
 		return true, s.lookForPush(ctx, p, refusal) // until a majority has it
-	case errors.Is(err, mongo.ErrNoDocuments):
+	case !errors.Is(err, mongo.ErrNoDocuments):
+		return false, unknown(ctx.Err(), refusal, err)
+	case !s.partitioned.Load():
 		return false, nil
 	}
-	return false, unknown(ctx.Err(), refusal, err)
+	filed, err := s.filed(look, []bson.ObjectID{p.id}, digestOnly, false)
+	switch raw := filed[p.id]; {
+	case err != nil:
+		return false, unknown(ctx.Err(), refusal, err)
+	case raw == nil:
+		return false, nil
+	default:
+		return true, p.compare(raw)
+	}
 }
 
 // sameStored tells whether what is stored under a parcel's id is the parcel.

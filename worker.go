@@ -148,9 +148,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	if inSession(ctx) {
 		return ErrInTransaction
 	}
-	ctx, end := context.WithCancel(ctx)
+	working, end := context.WithCancel(ctx)
 	defer end()
 	defer context.AfterFunc(w.s.life, end)()
-	err := newPool(ctx, w).run()
+	err := newPool(working, ctx, w).run()
 	return errors.Join(err, w.s.open())
 }
