@@ -92,8 +92,8 @@ func (t *try) may(verb string) bool {
 // asked tells whether a verb was asked for. What a pipeline's handler goes forward to follows from its stage.
 func (t *try) asked(verb string) bool {
 	switch {
-	case t.ask == nil:
-		return false
+	case t.ask == nil: // what is popped is gone when somebody has it
+		return t.claim.Q == qPop && verb == verbCommit
 	case t.ask.Verb == verbForward && t.claim.Q == pipeName+"."+stageOut:
 		return verb == verbCommit
 	case t.ask.Verb == verbForward:
@@ -147,8 +147,8 @@ type span struct{ from, to int64 }
 // aftermath is how long after a fault of a node the claims may still be undone: by then a deposed primary has noticed.
 const aftermath = 10 * time.Second
 
-// clockError is how far a client may be off that takes the server's clock for something.
-const clockError = time.Second
+// clockError is how far a client may be off that takes the server's clock for something: as long as an answer is late.
+const clockError = 2 * time.Second
 
 type checker struct {
 	evidence
@@ -157,6 +157,7 @@ type checker struct {
 	orders  map[string]*order
 	pops    map[tryKey]bool  // pops that nobody lived to tell the end of
 	popped  []*life          // what may have gone with them
+	last    int64            // when the last entry was made
 	replays map[string]entry // by their ids, and what became of them
 	again   map[string]entry
 	killed  map[string]int64 // processes, by when
@@ -200,6 +201,7 @@ func (c *checker) read() {
 	tries := map[tryKey]*try{}
 	for _, e := range c.entries {
 		k := tryKey{e.Proc, e.Try}
+		c.last = e.At
 		switch e.What {
 		case notePush:
 			c.orders[e.Key] = &order{key: e.Key, push: e, ids: map[string]bool{}}
@@ -435,6 +437,9 @@ func (c *checker) checkEnd(l *life) {
 		c.checkPart(l)
 	case len(may) == 0 && c.may(l, qFleet):
 		c.fig.Expired++
+		if o := c.orders[l.key]; o.push.At+o.push.TTL > c.last {
+			c.fail(ruleExpired, l, "it is gone, and has %v left", time.Duration(o.push.At+o.push.TTL-c.last))
+		}
 	case len(may) == 0 && c.may(l, qPop) && len(l.tries) == 0:
 		if c.mustBe(l) {
 			c.popped = append(c.popped, l)
@@ -471,14 +476,26 @@ func (c *checker) checkExpired(l *life) {
 	}
 }
 
-// checkPops: what is gone from a queue that is popped from, and nobody has it, went with a process that was killed.
+// checkPops: what is gone from a queue that is popped from, and nobody has it, went with a process that was killed in a
+// pop after it was pushed.
 func (c *checker) checkPops() {
-	for i, l := range c.popped {
-		if i < len(c.pops) {
-			c.fig.Popped++
+	var died []int64
+	for k := range c.pops {
+		if at, ok := c.killed[k.proc]; ok {
+			died = append(died, at)
+		}
+	}
+	slices.Sort(died)
+	slices.SortFunc(c.popped, func(a, b *life) int { return int(min(max(c.orders[a.key].push.At-c.orders[b.key].push.At, -1), 1)) })
+	for _, l := range c.popped {
+		at := c.orders[l.key].push.At
+		died = slices.DeleteFunc(died, func(d int64) bool { return d < at })
+		if len(died) == 0 {
+			c.fail(ruleLost, l, "nothing is stored, nobody has popped it, and no process died since that may have and did not take another")
 			continue
 		}
-		c.fail(ruleLost, l, "nothing is stored, nobody has popped it, and it is one more than processes died that may have")
+		died = died[1:]
+		c.fig.Popped++
 	}
 }
 
@@ -498,7 +515,7 @@ func (c *checker) checkReplays() {
 	for id, asked := range c.replays {
 		c.fig.Replays++
 		told := c.again[id]
-		if told.Result != resultOK {
+		if told.Result != resultOK || c.shaken(asked.At, told.At) { // what was listed may have been undone
 			continue
 		}
 		if told.N != len(asked.Of) {
