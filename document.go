@@ -2,6 +2,7 @@ package mongoq
 
 import (
 	"encoding/binary"
+	"strconv"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -50,6 +51,32 @@ func (d document) binary(name string, b []byte) document {
 
 func (d document) value(name string, v bson.RawValue) document {
 	return append(d.element(v.Type, name), v.Value...)
+}
+
+func (d document) flag(name string, yes bool) document {
+	b := byte(0)
+	if yes {
+		b = 1
+	}
+	return append(d.element(bson.TypeBoolean, name), b)
+}
+
+func (d document) long(name string, n int64) document {
+	return binary.LittleEndian.AppendUint64(d.element(bson.TypeInt64, name), uint64(n))
+}
+
+func (d document) array(name string, docs []bson.Raw) document {
+	d = d.element(bson.TypeArray, name)
+	at := len(d)
+	d = append(d, 0, 0, 0, 0)
+	for i, doc := range docs {
+		d = append(d, byte(bson.TypeEmbeddedDocument))
+		d = append(strconv.AppendInt(d, int64(i), 10), 0)
+		d = append(d, doc...)
+	}
+	d = append(d, 0)
+	binary.LittleEndian.PutUint32(d[at:], uint32(len(d)-at))
+	return d
 }
 
 // end gives the document.

@@ -109,6 +109,9 @@ func (f fault) inRound(tr transition, s *stage) verdict {
 	if f.refused {
 		return succeeds // each goes by itself then
 	}
+	if tr.push { // pushes that go together have a number
+		tr.numbered = true
+	}
 	return f.once(tr, s)
 }
 

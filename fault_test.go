@@ -127,6 +127,7 @@ type transition struct {
 	pop      bool
 	harmless bool // done twice is done
 	batch    bool // of several, which are sent singly after a refusal
+	numbered bool // the library sends it again, by a number, where the server has those
 	prepare  func(t testing.TB, s *stage) *trial
 }
 
@@ -177,7 +178,7 @@ func storedNow(t testing.TB, db *mongo.Database, id bson.ObjectID) bson.Raw {
 var transitions = []transition{
 	pushing("push", false),
 	pushing("push with an id", true),
-	{name: "push of many", command: "insert", retried: true, push: true, batch: true, prepare: preparePushMany},
+	{name: "push of many", command: "insert", push: true, batch: true, numbered: true, prepare: preparePushMany},
 	{name: "claim", command: "findAndModify", claim: true, prepare: claiming(1)},
 	{name: "claim of many", command: "update", claim: true, prepare: claiming(3)},
 	settling("commit", "delete", mongoq.QueueConfig{}, func(ctx context.Context, r *mongoq.Reservation) error {
@@ -490,7 +491,7 @@ func (f fault) on(db *mongo.Database, commands ...string) bson.D {
 
 // once is the outcome of a transition whose first command meets the fault.
 func (f fault) once(tr transition, s *stage) verdict {
-	again := s.kind == mongotest.ReplicaSet && s.retries && tr.retried && f.label
+	again := s.kind == mongotest.ReplicaSet && (tr.numbered || s.retries && tr.retried && f.label)
 	switch {
 	case f.refused && !tr.batch:
 		return isRefused
@@ -684,6 +685,9 @@ func TestALostMessage(t *testing.T) {
 
 // sends is how often the command of a transition is sent before its caller is told that the outcome is unknown.
 func (s *stage) sends(tr transition) int {
+	if tr.numbered && s.kind == mongotest.ReplicaSet {
+		return 4
+	}
 	n := 4
 	if tr.push {
 		n = 1

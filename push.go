@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// pushBatch and pushBatchBytes are what one insertMany takes at most.
+	// pushBatch and pushBatchBytes are what one command takes at most, which is a document of 16 MiB itself.
 	pushBatch      = 1000
-	pushBatchBytes = 32 << 20
+	pushBatchBytes = 15 << 20
 	// pushFlights is how many rounds of single pushes are under way at once.
 	pushFlights = 2
 	// parcelSize is what an envelope has at the most beside its queue's name, its headers and its payload, in bytes.
@@ -554,20 +554,18 @@ func (s *Store) insertBatch(ctx context.Context, parcels []*parcel, batch []int,
 		}
 		return
 	}
-	docs := make([]any, len(batch))
+	docs := make([]bson.Raw, len(batch))
 	for k, i := range batch {
 		docs[k] = parcels[i].doc
 	}
-	attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
-	_, err := s.envs.InsertMany(attempt, docs, options.InsertMany().SetOrdered(false))
-	cancel()
+	err := s.insertDocs(ctx, docs)
 	if err == nil {
 		return
 	}
-	var be mongo.BulkWriteException
-	exact := errors.As(err, &be) && be.WriteConcernError == nil
+	var refusals mongo.WriteException
+	exact := errors.As(err, &refusals) && refusals.WriteConcernError == nil
 	failed := make(map[int]bool)
-	for _, we := range be.WriteErrors {
+	for _, we := range refusals.WriteErrors {
 		i := batch[we.Index]
 		failed[i] = true
 		switch {

@@ -82,6 +82,8 @@ type Store struct {
 	partitioned  atomic.Bool     // the history has partitions, or will
 	known        map[string]bool // partitions that stand; by mu
 
+	numberings numberings
+
 	clientTimeout bool // the client has a Timeout of its own: the driver then writes maxTimeMS into every command
 
 	bell    *bell
@@ -220,6 +222,7 @@ func (s *Store) Close(ctx context.Context) error {
 	}()
 	select {
 	case <-done:
+		s.endNumbered(ctx)
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
