@@ -20,12 +20,9 @@ import (
 const (
 	// signalsSize is the capped collection's, in bytes: some thousand signals.
 	signalsSize = 256 << 10
-	// A process rests between two signals for ringRest times what the last one took, and for no less than ringSoonest and
-	// no more than ringLatest: a server that is idle has them soon. The first goes at once, and what rings meanwhile
+	// ringEvery is the least time between two signals of a process. The first goes at once, and what rings meanwhile
 	// goes together after it, so that no ring is lost.
-	ringRest    = 3
-	ringSoonest = time.Millisecond
-	ringLatest  = 10 * time.Millisecond
+	ringEvery = 10 * time.Millisecond
 	// awaitTime is how long the server holds a getMore that finds nothing.
 	awaitTime = 5 * time.Second
 	// silence is how long an answer may take beyond that, before the server counts as away.
@@ -119,14 +116,12 @@ func (b *bell) send() {
 			qs = append(qs, bson.D{field("q", q), field("when", now.Add(time.Until(r.at))), field("later", r.later)})
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), claimTimeout)
-		began := time.Now()
 		_, err := b.coll.InsertOne(ctx, bson.D{field("qs", qs)})
-		took := time.Since(began)
 		cancel()
 		if err != nil {
 			b.s.log.Debug("mongoq: a signal could not be sent; others find the envelope when they poll", "error", err)
 		}
-		_ = sleep(b.s.life, min(max(ringRest*took, ringSoonest), ringLatest))
+		_ = sleep(b.s.life, ringEvery)
 	}
 }
 
