@@ -2,7 +2,6 @@ package mongoq_test
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"testing"
 
@@ -94,7 +93,7 @@ func TestARefusedRepeatOfAnInsertThatIsWorkedOff(t *testing.T) {
 	for _, err := range singly(err, 2) {
 		require.ErrorIs(t, err, mongoq.ErrOutcomeUnknown)
 		var ce mongo.CommandError
-		require.True(t, errors.As(err, &ce), "the refusal is told, too: %v", err)
+		require.ErrorAs(t, err, &ce, "the refusal is told, too")
 	}
 	require.Zero(t, storedIn(t, s.db, q.Name()))
 }
