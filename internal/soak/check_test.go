@@ -131,7 +131,7 @@ func TestCheckComplains(t *testing.T) {
 		"a part that is gone":                {pushed(pipeName).add("a", entry{What: noteClaim, ID: "p", Key: "k", Part: &part{Of: "id", Index: 1, Count: 2}, Try: 9, Deliveries: 1}), ruleLost},
 		"early":                              {newTale().add("p", entry{What: notePush, Key: "k", Q: qWork, Delay: int64(time.Hour)}).done("a", "k", "id", qWork), ruleEarly},
 		"overlapping leases":                 {overlapping(), ruleOverlap},
-		"past its deadline":                  {newTale().mortal(qFleet).push("l", "o", qWork, resultRefused).done("a", "k", "id", qFleet), ruleLate},
+		"past its deadline":                  {newTale().mortal(qFleet).push("l", "o", qWork, resultRefused).push("m", "p", qWork, resultRefused).done("a", "k", "id", qFleet), ruleLate},
 		"dead before its deadline":           {newTale().mortal(qBrief).stored(expiredAfter(time.Millisecond)), ruleExpired},
 		"dead of a deadline it never had":    {pushed(qBrief).stored(expiredAfter(time.Hour)), ruleExpired},
 		"popped by nobody":                   {pushed(qPop).add("w", entry{What: notePop, Try: 1}).add("w", entry{What: notePopped, Try: 1}), ruleLost},
