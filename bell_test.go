@@ -162,9 +162,12 @@ func TestRingsAreDebouncedAndTheLastIsHeard(t *testing.T) {
 		// The last of a burst has to wake one who waits, wherever it falls between two signals.
 		_, err := q.Purge(t.Context())
 		require.NoError(t, err)
-		other := newQueue(t, openStore(t, db), "other", unhurried)
+		other := newQueue(t, store, "other", unhurried)
+		elsewhere := openStore(t, db)
+		far := newQueue(t, elsewhere, "q", unhurried)
 		for i := range 20 {
-			w := beginReserve(t, q)
+			w := beginReserve(t, far)
+			awaitSleep(t, elsewhere, "q", 1)
 			for range i % 4 {
 				push(t, other, "rings for others")
 			}
