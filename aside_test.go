@@ -477,6 +477,20 @@ func TestAReservationShowsWhenItsEnvelopeMayBeRemoved(t *testing.T) {
 	})
 }
 
+// insertTooLarge writes an envelope into a queue that is too large to be claimed, and two behind it, and gives its id and
+// its payload.
+func insertTooLarge(t testing.TB, db *mongo.Database, q string) (bson.ObjectID, string) {
+	t.Helper()
+	id := bson.NewObjectID()
+	raw, err := bson.Marshal(handwritten(q, "", 1, bson.E{Key: "_id", Value: id}))
+	require.NoError(t, err)
+	huge := strings.Repeat("x", 16<<20-len(raw)-20)
+	insertRaw(t, db, []any{
+		handwritten(q, huge, 1, bson.E{Key: "_id", Value: id}), handwritten(q, "a", 2), handwritten(q, "b", 3),
+	})
+	return id, huge
+}
+
 // A document that fills the 16 MiB that MongoDB allows cannot even be claimed.
 func TestWhatIsTooLargeToBeClaimedIsSetAside(t *testing.T) {
 	t.Parallel()
@@ -485,14 +499,7 @@ func TestWhatIsTooLargeToBeClaimedIsSetAside(t *testing.T) {
 		for _, n := range []int{1, 10} { // one claim for one, one for several
 			name := fmt.Sprint("q", n)
 			q := newQueue(t, store, name)
-			id := bson.NewObjectID()
-			doc := handwritten(name, "", 1, bson.E{Key: "_id", Value: id})
-			raw, err := bson.Marshal(doc)
-			require.NoError(t, err)
-			huge := strings.Repeat("x", 16<<20-len(raw)-20)
-			insertRaw(t, db, []any{
-				handwritten(name, huge, 1, bson.E{Key: "_id", Value: id}), handwritten(name, "a", 2), handwritten(name, "b", 3),
-			})
+			id, huge := insertTooLarge(t, db, name)
 			var got []string
 			for len(got) < 2 {
 				ctx, cancel := context.WithTimeout(t.Context(), soon)
@@ -532,12 +539,7 @@ func TestWhatCannotBeSetAsideIsPassedOver(t *testing.T) {
 	eachKind(t, func(t *testing.T, kind mongotest.Kind) {
 		db := mongotest.Faulty(t, kind)
 		q := newQueue(t, openStore(t, db), "q")
-		id := bson.NewObjectID()
-		doc := handwritten("q", "", 1, bson.E{Key: "_id", Value: id})
-		raw, err := bson.Marshal(doc)
-		require.NoError(t, err)
-		huge := strings.Repeat("x", 16<<20-len(raw)-20)
-		insertRaw(t, db, []any{handwritten("q", huge, 1, bson.E{Key: "_id", Value: id}), handwritten("q", "a", 2), handwritten("q", "b", 3)})
+		insertTooLarge(t, db, "q")
 		heal := mongotest.Fail(t, db, mongotest.Always, bson.D{
 			{Key: "failCommands", Value: bson.A{"insert", "update"}}, {Key: "namespace", Value: db.Name() + ".mongoq.aside"}, {Key: "errorCode", Value: 365},
 		})

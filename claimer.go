@@ -370,10 +370,26 @@ func (c *claimer) sleepsUntil(at time.Time) {
 	c.asleep = at
 }
 
-// hand gives what was claimed to those in line, in order; the share of one that left meanwhile goes to the next, and
-// what is left over is released.
+// hand gives what was claimed to those in line, and releases what is left over. What may have expired comes last: the
+// server is asked whether it has.
 func (c *claimer) hand(ctx context.Context, group []*waiter, got []taken) {
-	var rs, late []*Reservation
+	left, late := c.deal(ctx, group, got, nil)
+	c.giveBackAll(ctx, left)
+	if len(late) > 0 {
+		left, _ = c.deal(ctx, group, nil, late[0].q.sweep(ctx, late))
+		c.giveBackAll(ctx, left)
+	}
+}
+
+func (c *claimer) giveBackAll(ctx context.Context, rs []*Reservation) {
+	for _, r := range rs {
+		c.s.giveBack(ctx, r)
+	}
+}
+
+// deal gives what was claimed, and reservations made of such, to those of a group who have got nothing yet, in order; the
+// share of one that left meanwhile goes to the next. It returns what is left over, and what may have expired.
+func (c *claimer) deal(ctx context.Context, group []*waiter, got []taken, rs []*Reservation) (left, late []*Reservation) {
 	for i := 0; len(got)+len(rs) > 0; {
 		w := c.nextOf(group, &i)
 		if w == nil {
@@ -401,32 +417,7 @@ func (c *claimer) hand(ctx context.Context, group []*waiter, got []taken) {
 			rs = append(rs, r) // an expired one, too: the next claim meets it again
 		}
 	}
-	for _, r := range rs {
-		c.s.giveBack(ctx, r)
-	}
-	if len(late) > 0 {
-		c.handOn(ctx, group, late[0].q.sweep(ctx, late))
-	}
-}
-
-// handOn gives what turned out not to have expired to those of a group who got nothing.
-func (c *claimer) handOn(ctx context.Context, group []*waiter, rs []*Reservation) {
-	for i := 0; len(rs) > 0; {
-		w := c.nextOf(group, &i)
-		if w == nil {
-			break
-		}
-		share := min(len(rs), w.want)
-		for _, r := range rs[:share] {
-			r.q = w.q
-		}
-		if c.give(w, rs[:share:share]) {
-			rs = rs[share:]
-		}
-	}
-	for _, r := range rs {
-		c.s.giveBack(ctx, r)
-	}
+	return rs, late
 }
 
 // nextOf is the next of the group that is still there.

@@ -55,15 +55,8 @@ func TestARefusalAfterALostAnswerOfAnOperatorsVerb(t *testing.T) {
 		lossy := newLossy()
 		s := first.beside(t, true, options.Client().SetDialer(lossy))
 		trial := tr.prepare(t, s)
-		drain(s.met)
-		lossy.LoseReply(tr.command, 1)
-		f := failing(codeNotPrimary).asElsewhere()
-		heal := mongotest.Fail(t, s.db, mongotest.Skip(1), f.onStore(s.db, tr))
 		tr.harmless = false
-		u := start(t, s, tr, trial, f)
-		awaitFailed(t, s.met, tr.command)
-		awaitFailed(t, s.met, tr.command)
-		heal()
+		u := failing(codeNotPrimary).asElsewhere().afterLostAnswer(t, s, lossy, tr, trial)
 		require.Equal(t, isUnknown, u.judge(t), "%s: %v", tr.name, u.call.got)
 		u.requireTruth(t)
 	}

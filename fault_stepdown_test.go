@@ -58,10 +58,7 @@ func TestAStepDownInBetween(t *testing.T) {
 			server := mongotest.Private(t, mongotest.Options{ReplicaSet: 3, TestCommands: true})
 			var all []*underway
 			for _, retries := range []bool{true, false} {
-				client, err := mongo.Connect(options.Client().ApplyURI(server.URI()).SetRetryWrites(retries).SetHeartbeatInterval(500 * time.Millisecond))
-				require.NoError(t, err)
-				t.Cleanup(func() { _ = client.Disconnect(context.Background()) })
-				db := client.Database("stepdown")
+				db := clientOf(t, server, options.Client().SetRetryWrites(retries))
 				for _, tr := range slices.Concat(transitions, operatorsVerbs) {
 					if tr.claim || tr.name == "extend" { // which the primary alone acknowledges
 						continue

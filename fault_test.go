@@ -698,6 +698,20 @@ func (s *stage) sends(tr transition) int {
 	return n
 }
 
+// afterLostAnswer makes a call whose first answer is lost, of a write that was done, and whose second attempt meets the fault.
+func (f fault) afterLostAnswer(t testing.TB, s *stage, lossy *mongotest.Lossy, tr transition, trial *trial) *underway {
+	t.Helper()
+	drain(s.met)
+	lossy.LoseReply(tr.command, 1)
+	heal := mongotest.Fail(t, s.db, mongotest.Skip(1), f.onStore(s.db, tr))
+	f.name = "answer lost, then " + f.name
+	u := start(t, s, tr, trial, f)
+	awaitFailed(t, s.met, tr.command)
+	awaitFailed(t, s.met, tr.command)
+	heal()
+	return u
+}
+
 // The first answer is lost, of a write that was done, and the second attempt is refused. Where the driver makes that
 // attempt by itself, only the refusal can be seen: it does not mean that nothing happened.
 func TestARefusalAfterALostAnswer(t *testing.T) {
@@ -725,14 +739,7 @@ func TestARefusalAfterALostAnswer(t *testing.T) {
 		var all []*underway
 		for _, try := range tries {
 			trial := try.tr.prepare(t, try.stage)
-			drain(try.met)
-			try.lossy.LoseReply(try.tr.command, 1)
-			heal := mongotest.Fail(t, try.db, mongotest.Skip(1), try.on(try.db, try.tr.command))
-			try.name = "answer lost, then " + try.name
-			all = append(all, start(t, try.stage, try.tr, trial, try.fault))
-			awaitFailed(t, try.met, try.tr.command)
-			awaitFailed(t, try.met, try.tr.command)
-			heal()
+			all = append(all, try.afterLostAnswer(t, try.stage, try.lossy, try.tr, trial))
 		}
 		for _, u := range all {
 			u.judge(t)

@@ -33,6 +33,18 @@ func requireJoined(t testing.TB, db *mongo.Database, p *mongoq.Pipeline, n int, 
 	require.Len(t, seen, n, msg)
 }
 
+// lossyJoins is a joinsPipeline over a network that loses what a test tells it to, with n envelopes to go through it; the
+// database is seen past that network.
+func lossyJoins(t testing.TB, n int, lease time.Duration) (*mongo.Database, *mongotest.Lossy, *mongoq.Pipeline) {
+	t.Helper()
+	db := mongotest.Database(t, mongotest.ReplicaSet)
+	lossy := newLossy()
+	p := joinsPipeline(t, anotherClient(t, db, options.Client().SetDialer(lossy)), lease)
+	_, err := p.PushMany(t.Context(), ints(n))
+	require.NoError(t, err)
+	return db, lossy, p
+}
+
 // forkCommands are those that forks and joins consist of.
 var forkCommands = []string{"commitTransaction", "insert", "update", "delete", "find"}
 
@@ -44,13 +56,8 @@ func TestForkAndJoinThoughMessagesAreLost(t *testing.T) {
 		for _, lose := range []string{"request", "reply"} {
 			t.Run(command+" "+lose, func(t *testing.T) {
 				t.Parallel()
-				db := mongotest.Database(t, mongotest.ReplicaSet)
-				lossy := newLossy()
-				far := anotherClient(t, db, options.Client().SetDialer(lossy))
 				const n = 40
-				p := joinsPipeline(t, far, 2*time.Second)
-				_, err := p.PushMany(t.Context(), ints(n))
-				require.NoError(t, err)
+				db, lossy, p := lossyJoins(t, n, 2*time.Second)
 				if lose == "request" {
 					lossy.LoseRequest(command, 4)
 				} else {
@@ -103,13 +110,8 @@ func TestForkAndJoinThoughMessagesComeLate(t *testing.T) {
 		for _, held := range []string{"request", "reply"} {
 			t.Run(command+" "+held, func(t *testing.T) {
 				t.Parallel()
-				db := mongotest.Database(t, mongotest.ReplicaSet)
-				lossy := newLossy()
-				far := anotherClient(t, db, options.Client().SetDialer(lossy))
 				const n = 10
-				p := joinsPipeline(t, far, time.Second)
-				_, err := p.PushMany(t.Context(), ints(n))
-				require.NoError(t, err)
+				db, lossy, p := lossyJoins(t, n, time.Second)
 				hold := lossy.HoldReply
 				if held == "request" {
 					hold = lossy.HoldRequest

@@ -167,29 +167,27 @@ func (w *pool) extend(due []*job) {
 
 func (w *pool) extendSome(due []*job) {
 	type group struct {
+		in    *mongo.Collection
 		token bson.ObjectID
 		lease time.Duration
 		p     ExpirePolicy
 	}
-	groups := map[*mongo.Collection]map[group][]bson.ObjectID{}
+	groups := map[group][]bson.ObjectID{}
 	for _, j := range due {
-		c, g := j.r.q.leases(), group{j.r.lease, j.r.q.cfg.Lease, j.r.q.cfg.OnExpire}
-		if groups[c] == nil {
-			groups[c] = map[group][]bson.ObjectID{}
-		}
-		groups[c][g] = append(groups[c][g], j.r.ID)
+		g := group{j.r.q.leases(), j.r.lease, j.r.q.cfg.Lease, j.r.q.cfg.OnExpire}
+		groups[g] = append(groups[g], j.r.ID)
+	}
+	models := map[*mongo.Collection][]mongo.WriteModel{}
+	for g, ids := range groups {
+		models[g.in] = append(models[g.in], mongo.NewUpdateManyModel().SetFilter(holders(ids, g.token)).SetUpdate(extendUpdate(g.lease, g.p)))
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), min(max(w.shortestLease()/6, 50*time.Millisecond), time.Second))
 	defer cancel()
 	lo, _, err := w.s.clock.bounds(ctx)
 	extended := int64(0)
-	for c, groups := range groups {
+	for c, models := range models {
 		if err != nil {
 			break
-		}
-		var models []mongo.WriteModel
-		for g, ids := range groups {
-			models = append(models, mongo.NewUpdateManyModel().SetFilter(holders(ids, g.token)).SetUpdate(extendUpdate(g.lease, g.p)))
 		}
 		var res *mongo.BulkWriteResult
 		if res, err = c.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false)); err == nil {

@@ -292,13 +292,10 @@ func (s *Store) insertAgain(ctx context.Context, p *parcel, refusal error) error
 	for i := 0; ; i++ {
 		if refusal != nil {
 			there, err := s.afterRefusal(ctx, p, refusal)
-			if err == nil && there {
-				return nil
+			if there || err != nil && (i+1 == attempts || sleep(ctx, pause) != nil) {
+				return err
 			}
 			if err != nil {
-				if there || i+1 == attempts || sleep(ctx, pause) != nil {
-					return err
-				}
 				pause *= 4
 				continue
 			}
@@ -336,7 +333,15 @@ func (s *Store) insertAgain(ctx context.Context, p *parcel, refusal error) error
 
 // pushedBefore tells whether a push with an id was done, and is in a partition of the history, where no insert meets it.
 func (s *Store) pushedBefore(ctx context.Context, p *parcel) (bool, error) {
-	if !p.named || !s.partitioned.Load() {
+	if !p.named {
+		return false, nil
+	}
+	return s.isFiled(ctx, p)
+}
+
+// isFiled tells whether what a parcel holds is in a partition of the history; an error then says that it is another one's.
+func (s *Store) isFiled(ctx context.Context, p *parcel) (bool, error) {
+	if !s.partitioned.Load() {
 		return false, nil
 	}
 	filed, err := s.filed(outside(ctx), []bson.ObjectID{p.id}, digestOnly, false)
@@ -358,18 +363,11 @@ func (s *Store) afterRefusal(ctx context.Context, p *parcel, refusal error) (the
 		return true, s.lookForPush(ctx, p, refusal) // until a majority has it
 	case !errors.Is(err, mongo.ErrNoDocuments):
 		return false, unknown(ctx.Err(), refusal, err)
-	case !s.partitioned.Load():
-		return false, nil
 	}
-	filed, err := s.filed(look, []bson.ObjectID{p.id}, digestOnly, false)
-	switch raw := filed[p.id]; {
-	case err != nil:
-		return false, unknown(ctx.Err(), refusal, err)
-	case raw == nil:
-		return false, nil
-	default:
-		return true, p.compare(raw)
+	if there, err = s.isFiled(look, p); err != nil && !there {
+		err = unknown(ctx.Err(), refusal, err)
 	}
+	return there, err
 }
 
 // sameStored tells whether what is stored under a parcel's id is the parcel.

@@ -180,6 +180,7 @@ func check(e evidence) (figures, []violation) {
 	for _, l := range c.lives {
 		slices.SortStableFunc(l.tries, func(a, b *try) int { return a.claim.Deliveries - b.claim.Deliveries })
 		c.checkEnd(l)
+		c.checkTimes(l)
 		c.checkClaims(l)
 		c.checkVerbs(l)
 		c.checkEffects(l)
@@ -567,21 +568,28 @@ func (c *checker) checkEffectDocument(l *life, may, did []*try) {
 	}
 }
 
-// checkClaims: one holder at a time, each with a number of its own, none too early.
+// checkTimes: no delivery before its delay, and none after its deadline.
+func (c *checker) checkTimes(l *life) {
+	o := c.orders[l.key]
+	if o == nil || len(l.tries) == 0 || l.part != nil || l.replay {
+		return
+	}
+	if t := l.tries[0]; t.claim.At < o.push.At+o.push.Delay {
+		c.fail(ruleEarly, l, "by %v", time.Duration(o.push.At+o.push.Delay-t.claim.At))
+	}
+	if o.push.TTL == 0 || o.result != resultOK {
+		return
+	}
+	end := o.told.At + o.push.TTL + int64(clockError)
+	for _, t := range l.tries {
+		if late := time.Duration(t.claim.Reserved*int64(time.Millisecond) - end); late > 0 {
+			c.fail(ruleLate, l, "to %s, by %v", t.name(), late)
+		}
+	}
+}
+
+// checkClaims: one holder at a time, each with a number of its own.
 func (c *checker) checkClaims(l *life) {
-	if o := c.orders[l.key]; o != nil && o.push.TTL > 0 && o.result == resultOK && l.part == nil && !l.replay {
-		end := o.told.At + o.push.TTL + int64(clockError)
-		for _, t := range l.tries {
-			if late := time.Duration(t.claim.Reserved*int64(time.Millisecond) - end); late > 0 {
-				c.fail(ruleLate, l, "to %s, by %v", t.name(), late)
-			}
-		}
-	}
-	if o := c.orders[l.key]; o != nil && len(l.tries) > 0 && l.part == nil && !l.replay {
-		if t := l.tries[0]; t.claim.At < o.push.At+o.push.Delay {
-			c.fail(ruleEarly, l, "by %v", time.Duration(o.push.At+o.push.Delay-t.claim.At))
-		}
-	}
 	for i, b := range l.tries {
 		for _, a := range l.tries[:i] {
 			from := min(a.claim.At, b.claim.At, a.claim.Reserved*int64(time.Millisecond), b.claim.Reserved*int64(time.Millisecond))
