@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -290,8 +289,7 @@ func TestAProcessIsKilledAtEachStepOfAPartitionedCommit(t *testing.T) {
 					require.NoError(t, err)
 					c := spawn(t, db, childSpec{Role: "files", Lease: time.Minute, Concurrency: s.n, Command: s.command, Back: back})
 					c.hears(t, "held", 1)
-					c.signal(syscall.SIGKILL)
-					<-c.ended
+					c.dies(t, db)
 					finished := onceEach(t, store, ids)
 					t.Logf("%d of %d were finished", finished, s.n)
 

@@ -7,7 +7,6 @@ import (
 	"math"
 	"slices"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -311,8 +310,7 @@ func TestARedriveThatIsKilledHalfWay(t *testing.T) {
 		_, ids := someDead(t, db, "q", n)
 		c := spawn(t, db, childSpec{Role: "redrives", Lease: time.Minute})
 		c.hears(t, "redrove", 12) // of 30
-		c.signal(syscall.SIGKILL)
-		<-c.ended
+		c.dies(t, db)
 		require.Empty(t, c.heard("ended"))
 		half := live(t, q)
 		require.Greater(t, half, int64(3000))

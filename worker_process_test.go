@@ -112,6 +112,29 @@ func spawn(t testing.TB, db *mongo.Database, spec childSpec) *child {
 
 func (c *child) signal(s syscall.Signal) { _ = c.cmd.Process.Signal(s) }
 
+// dies kills the child, and waits until the server, too, has ended what it was doing for it: a write goes on without
+// the client that sent it.
+func (c *child) dies(t testing.TB, db *mongo.Database) {
+	t.Helper()
+	c.signal(syscall.SIGKILL)
+	await(t, c.ended, "the child did not end")
+	require.Eventually(t, func() bool {
+		cur, err := db.Client().Database("admin").Aggregate(t.Context(), bson.A{
+			bson.D{{Key: "$currentOp", Value: bson.D{}}},
+			bson.D{{Key: "$match", Value: bson.D{
+				{Key: "appName", Value: childName(db.Name())}, {Key: "ns", Value: db.Name() + ".mongoq"}, {Key: "active", Value: true},
+			}}},
+		})
+		require.NoError(t, err)
+		var running []bson.Raw
+		require.NoError(t, cur.All(t.Context(), &running))
+		return len(running) == 0
+	}, soon, 5*time.Millisecond, "the server still does something for the child")
+}
+
+// childName is how a child calls itself to the server.
+func childName(db string) string { return "child of " + db }
+
 // heard gives what the child has said so far of this kind.
 func (c *child) heard(what string) []childSays {
 	c.mu.Lock()
@@ -171,7 +194,7 @@ func TestChildProcess(t *testing.T) {
 // childQueue opens the child's queue.
 func childQueue(t *testing.T, spec childSpec, opts ...*options.ClientOptions) (*mongo.Database, *mongoq.Queue) {
 	t.Helper()
-	client, err := mongo.Connect(append([]*options.ClientOptions{options.Client().ApplyURI(spec.URI)}, opts...)...)
+	client, err := mongo.Connect(append([]*options.ClientOptions{options.Client().ApplyURI(spec.URI).SetAppName(childName(spec.DB))}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Disconnect(context.Background())) })
 	db := client.Database(spec.DB)
