@@ -130,6 +130,37 @@ func TestWhatIsGivenBackRingsForItsPlace(t *testing.T) {
 	require.WithinDuration(t, r.Due, late, 100*time.Millisecond)
 }
 
+// So it is where the rounds are slow, and what is given back waits for its own.
+func TestWhatIsGivenBackLateRingsForItsPlace(t *testing.T) {
+	t.Parallel()
+	s, lossy := lossyStage(t, mongotest.Database(t, mongotest.ReplicaSet), false)
+	q := s.queue(t)
+	rs := reserveAll(t, q, 3)
+	var held []*mongotest.Held
+	for _, r := range rs[1:] { // both flights
+		h := lossy.HoldReply("update")
+		held = append(held, h)
+		begin(t, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, r.Release(ctx, mongoq.Delay(time.Hour))
+		})
+		awaitHeld(t, h)
+	}
+	call := begin(t, func(ctx context.Context) (struct{}, error) {
+		mongoq.GiveBack(ctx, s.store, rs[0])
+		return struct{}{}, nil
+	})
+	awaitLine(t, s.store, 1)
+	require.NoError(t, lasting(t.Context(), 300*time.Millisecond))
+	for _, h := range held {
+		h.Release()
+	}
+	_, err := call.ended(t)
+	require.NoError(t, err)
+	late := mongoq.TakeLate(s.store, q.Name())
+	require.False(t, late.IsZero(), "it says nothing")
+	require.WithinDuration(t, rs[0].Due, late, 100*time.Millisecond)
+}
+
 // A count that somebody wrote by hand, though there is none yet, holds up nobody.
 func TestACountOfNoDeliveriesIsClaimed(t *testing.T) {
 	t.Parallel()

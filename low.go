@@ -36,6 +36,8 @@ const (
 	// queues that this process claims of: a read walks the dead entries of neighbours, too.
 	lowFor  = time.Second
 	lowCost = 50
+	// lowMost is how long they hold at the most: what nobody has rung for is found then.
+	lowMost = 10 * time.Second
 	// lowSlack is by how much they lie before now at the least: what comes may be that late without saying so.
 	lowSlack = 50 * time.Millisecond
 )
@@ -103,7 +105,7 @@ func (c *claimer) floor(ctx context.Context, now time.Time) (time.Time, error) {
 	switch {
 	case c.low.met < lowAfter:
 		return time.Time{}, nil
-	case time.Since(c.low.read) < max(lowFor, lowCost*c.low.cost*time.Duration(c.s.serving.Load())):
+	case time.Since(c.low.read) < min(max(lowFor, lowCost*c.low.cost*time.Duration(c.s.serving.Load())), lowMost):
 		return c.low.from(), nil
 	case c.low.met-c.low.before < lowPace:
 		c.low.drop()

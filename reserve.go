@@ -336,8 +336,10 @@ func (r *Reservation) settleLocked(ctx context.Context, v *settlement) error {
 	}
 	switch {
 	case v.to == "":
-	case err == nil:
+	case err == nil && v.in >= 0:
 		r.s.ring(v.to, left(v.in, time.Since(v.sent))) // its `when` counts from some time since
+	case err == nil: // and that of what goes back to its place from when that was asked for
+		r.s.ring(v.to, left(v.in, time.Since(began)))
 	case errors.Is(err, ErrOutcomeUnknown): // it may be there
 		r.s.ring(v.to, left(v.in, time.Since(began))) // it may be under way still, and v.sent be written
 	}
