@@ -207,7 +207,7 @@ func TestASlowClaim(t *testing.T) {
 			if !errors.Is(err, mongoq.ErrEmpty) {
 				require.NoError(t, err)
 			}
-			heal()
+			require.Positive(t, heal())
 			for _, r := range append(got, takeAll(t, there, claim.n-len(got))...) { // in another process
 				require.Zero(t, r.Retries)
 				require.NoError(t, r.Commit(t.Context()), "nobody else has it")
@@ -375,7 +375,12 @@ func (l *ledger) deliver(ctx context.Context, r *mongoq.Reservation) {
 	}
 	l.mu.Unlock()
 	if r.Commit(ctx) == nil {
-		l.note(l.committed, n)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.committed[n] {
+			l.wrong = append(l.wrong, fmt.Sprintf("%d was committed twice, retries %d", n, r.Retries))
+		}
+		l.committed[n] = true
 	}
 }
 

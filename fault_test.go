@@ -790,7 +790,7 @@ func TestCallsThatWaitForAConnectionThatEnds(t *testing.T) {
 			require.Eventually(t, func() bool { return waiting.Load() > 0 || u.ended() }, soon, time.Millisecond)
 			require.Equal(t, succeeds, u.judge(t), "%s: %v", u.msg, u.call.got)
 			first.judge(t)
-			heal()
+			require.Positive(t, heal())
 		}
 	})
 }

@@ -194,44 +194,45 @@ func TestWhatIsFiledIsNeverTouchedAgain(t *testing.T) {
 		store := openParted(t, db)
 		q := newQueue(t, store, "q", mongoq.QueueConfig{Retention: time.Hour})
 		for _, together := range []bool{false, true} {
-			ids := []bson.ObjectID{push(t, q, 1), push(t, q, 2)}
-			stale, err := q.ReserveMany(t.Context(), 2)
-			require.NoError(t, err)
-			for _, id := range ids {
-				setDue(t, db, id, -time.Second)
+			// One that is told it lost asks the server no more: each verb has a reservation of its own.
+			verbs := []func(r *mongoq.Reservation) error{
+				func(r *mongoq.Reservation) error { return r.Commit(t.Context()) },
+				func(r *mongoq.Reservation) error { return r.Rollback(t.Context(), nil) },
+				func(r *mongoq.Reservation) error { return r.Release(t.Context()) },
+				func(r *mongoq.Reservation) error { return r.Extend(t.Context(), time.Minute) },
+				func(r *mongoq.Reservation) error { return r.MoveToQ(t.Context(), "elsewhere") },
+				func(r *mongoq.Reservation) error { return r.DeadLetter(t.Context(), nil) },
+				func(r *mongoq.Reservation) error {
+					return q.CommitMany(t.Context(), []*mongoq.Reservation{r})
+				},
 			}
-			rs, err := q.ReserveMany(t.Context(), 2)
+			stale := reserveAll(t, q, len(verbs))
+			for _, r := range stale {
+				setDue(t, db, r.ID, -time.Second)
+			}
+			rs, err := q.ReserveMany(t.Context(), len(verbs))
 			require.NoError(t, err)
-			require.Len(t, rs, 2)
+			require.Len(t, rs, len(verbs))
 			if together {
 				require.NoError(t, q.CommitMany(t.Context(), rs))
 			} else {
-				require.NoError(t, rs[0].Commit(t.Context()))
-				require.NoError(t, rs[1].Commit(t.Context()))
-			}
-			awaitFiled(t, db)
-			before, err := store.Get(t.Context(), ids[0])
-			require.NoError(t, err)
-			for _, r := range []*mongoq.Reservation{stale[0], rs[0]} {
-				for name, verb := range map[string]func() error{
-					"commit":      func() error { return r.Commit(t.Context()) },
-					"rollback":    func() error { return r.Rollback(t.Context(), nil) },
-					"release":     func() error { return r.Release(t.Context()) },
-					"extend":      func() error { return r.Extend(t.Context(), time.Minute) },
-					"move":        func() error { return r.MoveToQ(t.Context(), "elsewhere") },
-					"dead-letter": func() error { return r.DeadLetter(t.Context(), nil) },
-				} {
-					require.ErrorIs(t, verb(), mongoq.ErrLeaseLost, name)
+				for _, r := range rs {
+					require.NoError(t, r.Commit(t.Context()))
 				}
 			}
-			require.Error(t, q.CommitMany(t.Context(), stale[1:]))
-			after, err := store.Get(t.Context(), ids[0])
-			require.NoError(t, err)
-			require.Equal(t, before, after)
+			awaitFiled(t, db)
+			for i, verb := range verbs {
+				before, err := store.Get(t.Context(), stale[i].ID)
+				require.NoError(t, err)
+				require.ErrorIs(t, verb(stale[i]), mongoq.ErrLeaseLost, i)
+				after, err := store.Get(t.Context(), stale[i].ID)
+				require.NoError(t, err)
+				require.Equal(t, before, after)
+			}
 		}
 		count, err := store.History().Count(t.Context())
 		require.NoError(t, err)
-		require.EqualValues(t, 4, count)
+		require.EqualValues(t, 14, count)
 	})
 }
 
