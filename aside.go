@@ -139,7 +139,7 @@ func (q *Queue) endExpired(ctx context.Context, filter bson.D) (int64, error) {
 	if to := q.expiresTo(); to != "" {
 		res, err := q.s.envs.UpdateMany(ctx, filter,
 			deadLetterUpdate(lastOf(bson.NewObjectID(), verbDeadLetter), literal(q.name), to, DeadExpired, expiredMessage, false, patch{}, nil, q.cfg.DeadRetention))
-		q.s.ring(to, -time.Since(began))
+		q.s.ring(to, 0, time.Since(began))
 		if err != nil {
 			return 0, err
 		}
@@ -174,7 +174,7 @@ func (q *Queue) setAside(ctx context.Context, raw bson.Raw, e *stored) error {
 		return err
 	}
 	q.s.log.Warn("mongoq: a document that is no envelope was set aside", "queue", q.name, "id", e.id.String(), "to", q.asideTo(), "why", why)
-	q.s.ring(q.asideTo(), -time.Since(began))
+	q.s.ring(q.asideTo(), 0, time.Since(began))
 	return nil
 }
 
@@ -284,6 +284,7 @@ func (q *Queue) setAsideTooLarge(ctx context.Context) error {
 	}
 	defer cur.Close(ctx)
 	for cur.Next(ctx) {
+		began := time.Now()
 		e := read(cur.Current)
 		why := fmt.Sprintf("too large to be claimed: %d bytes; its payload is kept in %s under the same _id", e.size, s.aside.Name())
 		doc, err := q.repaired(ctx, &e, why)
@@ -302,6 +303,7 @@ func (q *Queue) setAsideTooLarge(ctx context.Context) error {
 		if err := s.exchange(ctx, guard, e.id, doc); err != nil {
 			return err
 		}
+		s.ring(q.asideTo(), 0, time.Since(began))
 		s.log.Warn("mongoq: an envelope that is too large was set aside", "queue", q.name, "id", e.id.String(), "to", q.asideTo(), "bytes", e.size)
 	}
 	return cur.Err()

@@ -3,6 +3,7 @@ package mongoq
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,18 +28,21 @@ const (
 	awaitTime = 5 * time.Second
 	// silence is how long an answer may take beyond that, before the server counts as away.
 	silence = 3 * time.Second
-	// watchers is how many writes in transactions are watched at once, watchFor how long: MongoDB ends a transaction
-	// after a minute.
-	watchers = 64
-	watchFor = time.Minute
+	// watchMost is how many writes are watched at once, watchFor how long: MongoDB ends a transaction after a minute.
+	watchMost = 1000
+	watchFor  = time.Minute
+	// watchPause and watchPauses bound the time between two looks for them.
+	watchPause, watchPauses = 2 * time.Millisecond, 250 * time.Millisecond
 )
 
 type bell struct {
 	s    *Store
 	coll *mongo.Collection
-	room chan struct{} // for watchers
+	more chan struct{} // rings whoever watches
 
 	mu        sync.Mutex
+	awaited   []awaited
+	watching  bool
 	pending   map[string]rung
 	ringing   bool
 	listening bool // the goroutine runs
@@ -64,7 +68,7 @@ type signal struct {
 
 func newBell(s *Store, name string) *bell {
 	return &bell{
-		s: s, room: make(chan struct{}, watchers), pending: map[string]rung{},
+		s: s, more: make(chan struct{}, 1), pending: map[string]rung{},
 		coll: s.db.Collection(name, options.Collection().SetWriteConcern(writeconcern.W1()).SetReadPreference(readpref.Primary())),
 	}
 }
@@ -78,14 +82,15 @@ func (b *bell) open(ctx context.Context) {
 	}
 }
 
-// ring tells other processes that something in the queue falls due in the given time.
-func (b *bell) ring(queue string, in time.Duration) {
+// ring tells other processes that something in the queue falls due in the given time; later: it was to start later when
+// it was written.
+func (b *bell) ring(queue string, in time.Duration, later bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.mute {
 		return
 	}
-	r := rung{at: time.Now().Add(in), later: in > 0}
+	r := rung{at: time.Now().Add(in), later: later}
 	if had, ok := b.pending[queue]; ok {
 		r = rung{at: minTime(r.at, had.at), later: r.later || had.later}
 	}
@@ -254,29 +259,94 @@ func (b *bell) prepare(ctx context.Context) error {
 	return err
 }
 
-// watch rings for a write in a transaction once that has committed: when what matches the filter can be seen.
-func (b *bell) watch(filter bson.D, queue string, in time.Duration) {
-	select {
-	case b.room <- struct{}{}:
-	default:
-		return // too many: consumers find it when they poll
+// awaited is a write that may come to be seen: one in a transaction, or one whose answer was lost.
+type awaited struct {
+	id    bson.ObjectID
+	lease bson.ObjectID // of the verb that is to be the envelope's last; zero: it is to be there
+	verb  string
+	queue string
+	wait  time.Duration // from then on
+	began time.Time     // the write may have the time of then
+	until time.Time     // it is given up
+}
+
+// watch rings for a write once it can be seen.
+func (b *bell) watch(a awaited) {
+	a.until = time.Now().Add(watchFor)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.awaited) >= watchMost { // consumers find the oldest when they look from the head
+		b.awaited = slices.Delete(b.awaited, 0, 1)
 	}
-	if !b.s.begin() {
-		<-b.room
+	b.awaited = append(b.awaited, a)
+	select {
+	case b.more <- struct{}{}:
+	default:
+	}
+	if b.watching || !b.s.begin() {
 		return
 	}
-	go func() {
-		defer b.s.wg.Done()
-		defer func() { <-b.room }()
-		began := time.Now()
-		ctx, cancel := context.WithTimeout(b.s.life, watchFor)
-		defer cancel()
-		for pause := 2 * time.Millisecond; sleep(ctx, pause) == nil; pause = min(pause*3/2, 250*time.Millisecond) {
-			err := b.s.envs.FindOne(ctx, filter, options.FindOne().SetProjection(bson.D{field("_id", 1)})).Err()
-			if err == nil {
-				b.s.ring(queue, in-time.Since(began))
+	b.watching = true
+	go b.watchAll()
+}
+
+// watchAll looks for what is awaited, all in one read, while there is any: soon after the latest has come, and then
+// less often.
+func (b *bell) watchAll() {
+	defer b.s.wg.Done()
+	pause := watchPause
+	for {
+		t := time.NewTimer(pause)
+		select {
+		case <-b.more:
+			t.Stop()
+			pause = watchPause
+			if sleep(b.s.life, pause) != nil {
 				return
 			}
+		case <-t.C:
+		case <-b.s.life.Done():
+			t.Stop()
+			return
 		}
-	}()
+		b.mu.Lock()
+		b.awaited = slices.DeleteFunc(b.awaited, func(a awaited) bool { return time.Now().After(a.until) })
+		all := slices.Clone(b.awaited)
+		b.watching = len(all) > 0
+		b.mu.Unlock()
+		if len(all) == 0 {
+			return
+		}
+		for _, a := range b.seen(all) {
+			b.s.ring(a.queue, a.wait, time.Since(a.began))
+			b.mu.Lock()
+			b.awaited = slices.DeleteFunc(b.awaited, func(other awaited) bool { return other == a })
+			b.mu.Unlock()
+		}
+		pause = min(pause*3/2, watchPauses)
+	}
+}
+
+// seen are those that can be seen now.
+func (b *bell) seen(all []awaited) []awaited {
+	ctx, cancel := context.WithTimeout(b.s.life, lookTimeout)
+	defer cancel()
+	ids := bson.A{}
+	for _, a := range all {
+		ids = append(ids, a.id)
+	}
+	cur, err := b.s.envs.Find(ctx, bson.D{field("_id", op("$in", ids))}, options.Find().SetProjection(bson.D{field("last", 1)}))
+	if err != nil {
+		return nil
+	}
+	defer cur.Close(ctx)
+	last := map[bson.ObjectID]lastVerb{}
+	for cur.Next(ctx) {
+		id, _ := cur.Current.Lookup("_id").ObjectIDOK()
+		last[id], _ = readLast(cur.Current.Lookup("last"))
+	}
+	return slices.DeleteFunc(all, func(a awaited) bool {
+		l, there := last[a.id]
+		return !there || !a.lease.IsZero() && l != (lastVerb{lease: a.lease, verb: a.verb})
+	})
 }

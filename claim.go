@@ -175,12 +175,21 @@ func (c *claimer) attempt(ctx context.Context, n int, sure bool, g grant, token 
 			continue // others were faster
 		}
 		c.low.empty(began)
-		if from.IsZero() || !sure {
+		switch {
+		case from.IsZero():
+			c.low.whole = time.Now()
 			return nil, nil
+		case !sure && time.Since(c.low.whole) < lowMost:
+			return nil, nil
+		case !sure:
+			c.low.whole = time.Now() // also if it fails: whoever waits can do without
 		}
 		from = time.Time{} // before the queue is called empty
 	}
 	got, _, err := c.look(ctx, 1, g, token, time.Time{})
+	if err == nil && len(got) == 0 {
+		c.low.whole = time.Now()
+	}
 	return got, err
 }
 
@@ -446,6 +455,9 @@ func (c *claimer) skippedNow(ctx context.Context, n int, g grant) []taken {
 	}
 	epoch := c.s.clock.known()
 	got, slow, _ := c.byID(ctx, ids, n, g)
+	if len(got)+len(slow) < len(ids) { // others may be had as well, below where a claim looks
+		c.late.note(time.Now().Add(-longAgo))
+	}
 	c.skips = slices.DeleteFunc(c.skips, func(s skip) bool {
 		return !slices.ContainsFunc(slow, func(id bson.RawValue) bool { return id.Equal(s.id) })
 	})
@@ -495,7 +507,11 @@ func (s *Store) answers(ctx context.Context) bool {
 
 // skipped are the candidates to pass over now.
 func (c *claimer) skipped() []bson.RawValue {
+	n := len(c.skips)
 	c.skips = slices.DeleteFunc(c.skips, func(s skip) bool { return time.Now().After(s.until) })
+	if len(c.skips) < n { // it may be there again, below where others were found meanwhile
+		c.late.note(time.Now().Add(-longAgo))
+	}
 	ids := make([]bson.RawValue, len(c.skips))
 	for i, s := range c.skips {
 		ids[i] = s.id
@@ -521,8 +537,8 @@ func (s *Store) abandon(q string, token bson.ObjectID, lease time.Duration) {
 		for pause := 10 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
 			over := sleep(until, pause) != nil // a last look when the time is up, or the store closes
 			n, err := s.releaseToken(q, token, lease)
-			if n > 0 {
-				s.ring(q, longSince)
+			if n > 0 || mayHaveHappened(err) {
+				s.ring(q, 0, longAgo)
 			}
 			if over && err != nil {
 				s.log.Warn("mongoq: an abandoned claim could not be looked for; its envelope is delivered again when the lease ends", "queue", q, "error", err)
@@ -592,9 +608,9 @@ func (c *claimer) nextDue(ctx context.Context, q *Queue) (in time.Duration, ok b
 // is. One read for each priority that the queue has, and one that finds no more.
 func (c *claimer) firsts(ctx context.Context, from time.Time) iter.Seq2[bson.Raw, error] {
 	return func(yield func(bson.Raw, error) bool) {
-		above := op("$gte", 1)
+		left := priorities
 		for {
-			filter := bson.D{field("q", c.name), field("processed", nil), field("prio", append(above, field("$lte", levels)))}
+			filter := bson.D{field("q", c.name), field("processed", nil), field("prio", op("$in", left))}
 			if !from.IsZero() {
 				filter = append(filter, field("when", op("$gte", from)))
 			}
@@ -606,11 +622,11 @@ func (c *claimer) firsts(ctx context.Context, from time.Time) iter.Seq2[bson.Raw
 			if errors.Is(err, mongo.ErrNoDocuments) || !yield(raw, err) || err != nil {
 				return
 			}
-			last := raw.Lookup("prio")
-			if n, _ := number(last); n >= levels {
+			// One that is no plain number, which matches all the same, counts for the first that was asked for.
+			done := max(priorityOf(raw), levels-len(left)+1)
+			if left = priorities[done:]; len(left) == 0 {
 				return
 			}
-			above = op("$gt", last)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -28,6 +29,8 @@ type claimer struct {
 
 	flying sync.Mutex // held from a claim until what it got is handed out
 	late   late       // what came with a time that has passed
+
+	dividing atomic.Int64 // when this process puts dividers into the queue again, in ns since 1970; 0: now
 
 	// Of the goroutine only:
 	skips      []skip    // candidates to pass over
@@ -154,6 +157,7 @@ func (c *claimer) due(in time.Duration, later bool) {
 
 // missed rings for what may have rung while nobody listened.
 func (c *claimer) missed() {
+	c.late.note(time.Now().Add(-longAgo))
 	c.mu.Lock()
 	c.looked = time.Time{}
 	c.mu.Unlock()
@@ -247,6 +251,7 @@ func (c *claimer) serve() {
 		c.hasty = len(tries(all)) > 0
 		got, err := c.claim(ctx, group[0].q, c.ask(n, group[0]), c.hasty, group[0].grant())
 		c.since += len(got)
+		c.divide()
 		c.hand(ctx, group, got)
 		c.flying.Unlock()
 		if err != nil {
@@ -277,9 +282,16 @@ func (c *claimer) ask(n int, first *waiter) int {
 func (c *claimer) untilDue(ctx context.Context, group []*waiter) {
 	for c.anybody() {
 		poll := jittered(c.pollIn(group))
+		passed := len(c.skips)
 		held := len(c.skipped()) > 0
+		if len(c.skips) < passed {
+			return // one of them may be had now
+		}
 		if held {
 			poll = min(poll, skipRetry)
+		}
+		if time.Since(c.low.whole) >= max(lowMost, poll) {
+			return // a claim from the head, for what no look of a single key finds
 		}
 		next, looked := c.forecast()
 		var err error
@@ -450,7 +462,7 @@ func (c *claimer) give(w *waiter, rs []*Reservation) bool {
 func (s *Store) giveBack(ctx context.Context, r *Reservation) {
 	ctx, cancel := detached(ctx, attempts*attemptTimeout)
 	defer cancel()
-	late := longSince
+	late := -longAgo
 	if !r.Due.IsZero() {
 		late = min(r.Due.Sub(s.clock.guess()), 0)
 	}

@@ -90,9 +90,7 @@ func requireNobody(t testing.TB, store *mongoq.Store, queue string) {
 // requireEmpty checks that the store holds no envelope at all.
 func requireEmpty(t testing.TB, db *mongo.Database) {
 	t.Helper()
-	n, err := db.Collection("mongoq").CountDocuments(t.Context(), bson.D{})
-	require.NoError(t, err)
-	require.Zero(t, n)
+	require.Zero(t, docs(t, db))
 }
 
 // takers are the calls that wait, each with what ends its envelopes.

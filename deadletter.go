@@ -204,7 +204,7 @@ func (d *DeadLetters) Redrive(ctx context.Context, opts ...RedriveOption) (int64
 				n = res.ModifiedCount
 			}
 		}
-		s.ring(to, -time.Since(began))
+		s.ring(to, 0, time.Since(began))
 		return n, err
 	}
 	return sw.over(ctx, s)

@@ -96,6 +96,20 @@ func PartitionOf(s *Store, committed time.Time, keep time.Duration) string {
 	return s.partitionOf(committed, keep).name
 }
 
+// Missed tells the claimer of a queue that something may have rung that it has not heard.
+func Missed(s *Store, queue string) { s.claimerOf(queue).missed() }
+
+// LooksFrom is from where on the claimer of a queue looks, while it serves nobody; zero: from the head.
+func LooksFrom(s *Store, queue string) time.Time {
+	c := s.claimerOf(queue)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running {
+		return time.Time{}
+	}
+	return c.low.from()
+}
+
 // GiveBack gives an envelope back as for a caller that left.
 func GiveBack(ctx context.Context, s *Store, r *Reservation) { s.giveBack(ctx, r) }
 
@@ -106,7 +120,7 @@ func TakeLate(s *Store, queue string) time.Time { return s.claimerOf(queue).late
 func Ring(s *Store, queue string) { s.ringHere(queue, 0, false) }
 
 // RingOut rings for a queue here and elsewhere.
-func RingOut(s *Store, queue string) { s.ring(queue, 0) }
+func RingOut(s *Store, queue string) { s.ring(queue, 0, 0) }
 
 // Blur has a store know the server's clock within wide bounds only.
 func Blur(s *Store, width time.Duration) {

@@ -68,14 +68,20 @@ func (c *forking) settle(ctx context.Context, r *Reservation) (EventKind, error)
 	if sent {
 		r.note(verbFork, err)
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrOutcomeUnknown) {
 		return EventForked, err
 	}
 	for i, b := range c.branches {
-		r.s.ring(b.to, clock.due(waits[i]))
+		r.s.ring(b.to, waits[i], clock.age())
+		if err != nil { // they may come
+			r.s.bell.watch(awaited{id: partID(r.ID, r.lease, i), queue: b.to, wait: waits[i], began: time.Now().Add(-clock.age())})
+		}
+	}
+	if err != nil {
+		return EventForked, err
 	}
 	if c.join != "" {
-		r.s.ring(c.join, lookFirst)
+		r.s.ring(c.join, lookFirst, 0)
 	}
 	return EventForked, nil
 }

@@ -219,7 +219,7 @@ func (s *Store) closeWholes(ctx context.Context, complete []whole, where map[who
 		return err
 	}
 	for _, w := range complete {
-		s.ring(where[w], -time.Since(began))
+		s.ring(where[w], 0, time.Since(began))
 	}
 	return nil
 }
@@ -283,7 +283,7 @@ func (s *Store) tellJoin(p *Part) {
 		case err != nil:
 			s.log.Debug("mongoq: a join could not be told of a part that died; it looks by itself", "queue", p.join, "error", err)
 		case res.MatchedCount > 0:
-			s.ring(p.join, -time.Since(began))
+			s.ring(p.join, 0, time.Since(began))
 		}
 	}()
 }

@@ -45,7 +45,8 @@ func (l looking) settle(ctx context.Context, r *Reservation) (EventKind, error) 
 		marks = append(marks, m.doc())
 	}
 	d := r.Joined.nextLook()
-	if err := r.settle(ctx, verbRelease, holdUpdate(r.lease, d, marks, r.q.cfg.OnExpire), r.Q, d); err != nil {
+	// It is due sooner if it was closed meanwhile, or has all its parts: whoever waits looks.
+	if err := r.settle(ctx, verbRelease, holdUpdate(r.lease, d, marks, r.q.cfg.OnExpire), r.Q, min(d, lookSoon)); err != nil {
 		return EventHeld, err
 	}
 	if len(marks) > 0 { // it may wait for no more

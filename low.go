@@ -24,6 +24,7 @@ type low struct {
 	cost   time.Duration // how long that took
 	met    int           // candidates since the claimer began, whoever got them
 	before int           // met when they were read
+	whole  time.Time     // when a claim from the head, of whatever priority, last found nothing
 }
 
 const (
@@ -51,7 +52,14 @@ func (l *low) from() time.Time {
 }
 
 // drop has claims begin at the head until the bounds are read again.
-func (l *low) drop() { l.known, l.read, l.before = false, time.Now(), l.met }
+func (l *low) drop() {
+	l.bounds, l.known, l.read, l.before = [levels]time.Time{}, false, time.Now(), l.met
+}
+
+// after tells whether a bound lies after now.
+func (l *low) after(now time.Time) bool {
+	return slices.ContainsFunc(l.bounds[:], func(b time.Time) bool { return b.After(now) })
+}
 
 // lower makes room for something that came with a time that has passed.
 func (l *low) lower(to time.Time) {
@@ -101,6 +109,12 @@ func (l *late) take() time.Time {
 func (c *claimer) floor(ctx context.Context, now time.Time) (time.Time, error) {
 	if at := c.late.take(); !at.IsZero() {
 		c.low.lower(now.Add(time.Until(at)))
+		if time.Since(at) > longAgo/2 { // nobody knows
+			c.low.read = time.Time{}
+		}
+	}
+	if c.low.after(now) { // the server's clock was set back
+		c.low.drop()
 	}
 	switch {
 	case c.low.met < lowAfter:

@@ -106,10 +106,10 @@ func deadOf(t testing.TB, p *mongoq.Pipeline, stage string, n int) []*mongoq.Env
 	return all
 }
 
-// docs counts the envelopes of a store, in whatever state.
+// docs is how many envelopes there are, in whatever state.
 func docs(t testing.TB, db *mongo.Database) int64 {
 	t.Helper()
-	n, err := db.Collection("mongoq").CountDocuments(t.Context(), bson.D{})
+	n, err := db.Collection("mongoq").CountDocuments(t.Context(), bson.D{{Key: "divider", Value: nil}})
 	require.NoError(t, err)
 	return n
 }

@@ -89,7 +89,7 @@ func (p *Pipeline) Empty(ctx context.Context) (bool, error) {
 	if p.s.transactions {
 		c = p.s.snapshot
 	}
-	err := c.FindOne(outside(ctx), bson.D{field("q", op("$in", queues)), field("processed", nil)},
+	err := c.FindOne(outside(ctx), bson.D{field("q", op("$in", queues)), field("processed", nil), undivided},
 		options.FindOne().SetHint(p.s.ready).SetProjection(bson.D{field("_id", 1)})).Err()
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return true, nil

@@ -58,9 +58,9 @@ func (q *Queue) Push(ctx context.Context, payload any, opts ...PushOption) (bson
 		return bson.NilObjectID, err
 	}
 	if inSession(ctx) {
-		err := q.s.insertInSession(ctx, p)
-		if err == nil {
-			q.s.bell.watch(bson.D{field("_id", p.id)}, q.name, p.wait)
+		there, err := q.s.insertInSession(ctx, p)
+		if err == nil && !there {
+			q.s.bell.watch(q.awaits(p, clock))
 		}
 		return p.id, err
 	}
@@ -72,13 +72,19 @@ func (q *Queue) Push(ctx context.Context, payload any, opts ...PushOption) (bson
 	}
 	if err != nil {
 		if errors.Is(err, ErrOutcomeUnknown) {
-			q.s.ring(q.name, clock.due(p.wait)) // it may be there
+			q.s.ring(q.name, p.wait, clock.age()) // it may be there, or come
+			q.s.bell.watch(q.awaits(p, clock))
 			return p.id, err
 		}
 		return bson.NilObjectID, err
 	}
-	q.s.ring(q.name, clock.due(p.wait))
+	q.s.ring(q.name, p.wait, clock.age())
 	return p.id, nil
+}
+
+// awaits is what a watcher looks for.
+func (q *Queue) awaits(p *parcel, clock stamp) awaited {
+	return awaited{id: p.id, queue: q.name, wait: p.wait, began: time.Now().Add(-clock.age())}
 }
 
 // PushMany stores many envelopes, in batches. An element made by With has options of its own; opts hold for all. The
@@ -119,31 +125,66 @@ func (q *Queue) PushMany(ctx context.Context, payloads []any, opts ...PushOption
 		if err := batchError(errs); err != nil {
 			return nil, err
 		}
+		var put []*parcel // that were not there before
 		for _, p := range parcels {
-			if err := q.s.insertInSession(ctx, p); err != nil {
+			there, err := q.s.insertInSession(ctx, p)
+			if err != nil {
 				return nil, err
 			}
+			if !there {
+				put = append(put, p)
+			}
+		}
+		for _, p := range soonest(put) { // all can be seen at once
+			q.s.bell.watch(q.awaits(p, clock))
 		}
 	} else {
-		q.s.insertMany(ctx, parcels, errs)
+		q.s.insertMany(ctx, parcels, errs, func(batch []int) { q.tell(parcels, batch, errs, clock) })
 	}
 	out := make([]bson.ObjectID, len(parcels))
-	soonest := time.Duration(-1)
 	for i, p := range parcels {
 		if errs[i] == nil || errors.Is(errs[i], ErrOutcomeUnknown) {
 			out[i] = p.id
-			if soonest < 0 || p.wait < soonest {
-				soonest = p.wait
-			}
 		}
 	}
-	switch {
-	case soonest >= 0 && inSession(ctx):
-		q.s.bell.watch(bson.D{field("_id", out[0])}, q.name, soonest)
-	case soonest >= 0:
-		q.s.ring(q.name, clock.due(soonest))
-	}
 	return out, batchError(errs)
+}
+
+// tell rings for those of a batch that are there, or may be.
+func (q *Queue) tell(parcels []*parcel, batch []int, errs []error, clock stamp) {
+	var there, unknown []*parcel
+	for _, i := range batch {
+		switch {
+		case errs[i] == nil:
+			there = append(there, parcels[i])
+		case errors.Is(errs[i], ErrOutcomeUnknown):
+			unknown = append(unknown, parcels[i])
+		}
+	}
+	for _, p := range soonest(append(there, unknown...)) {
+		q.s.ring(q.name, p.wait, clock.age())
+	}
+	for _, p := range soonest(unknown) {
+		q.s.bell.watch(q.awaits(p, clock))
+	}
+	if len(unknown) > 0 { // they come in order
+		q.s.bell.watch(q.awaits(unknown[len(unknown)-1], clock))
+	}
+}
+
+// soonest are the first of those that are due now, and the first of those that are due later: whom the first wakes
+// takes what is due, and then sleeps until the second.
+func soonest(parcels []*parcel) []*parcel {
+	var now, later *parcel
+	for _, p := range parcels {
+		switch {
+		case p.wait <= 0 && now == nil:
+			now = p
+		case p.wait > 0 && (later == nil || p.wait < later.wait):
+			later = p
+		}
+	}
+	return slices.DeleteFunc([]*parcel{now, later}, func(p *parcel) bool { return p == nil })
 }
 
 // parcel is an envelope ready to be inserted.
@@ -166,10 +207,8 @@ func (s *Store) stamp(ctx context.Context) (stamp, error) {
 	return stamp{lo: lo, hi: hi, taken: time.Now()}, err
 }
 
-// due is in how long what was pushed with a wait falls due, at the least.
-func (c stamp) due(wait time.Duration) time.Duration {
-	return left(wait, time.Since(c.taken)+c.hi.Sub(c.lo))
-}
+// age is how long ago what is pushed now may have been, by the server's clock.
+func (c stamp) age() time.Duration { return time.Since(c.taken) + c.hi.Sub(c.lo) }
 
 // at is when something starts: for now the earliest that now can be, so that it is due at once; for later by the
 // latest, so that it is not delivered early.
@@ -459,30 +498,31 @@ func (s *Store) pushed(ctx context.Context, parcels []*parcel, which []int) (map
 
 // insertInSession stores an envelope in the caller's transaction. A duplicate key would abort that, so that a push with
 // an id looks first.
-func (s *Store) insertInSession(ctx context.Context, p *parcel) error {
+func (s *Store) insertInSession(ctx context.Context, p *parcel) (there bool, err error) {
 	if p.named {
 		raw, err := s.envs.FindOne(ctx, bson.D{field("_id", p.id)}, pushEvidence).Raw()
 		if err == nil {
-			return p.compare(raw)
+			return true, p.compare(raw)
 		}
 		if !errors.Is(err, mongo.ErrNoDocuments) {
-			return err
+			return false, err
 		}
 		if there, err := s.pushedBefore(ctx, p); there || err != nil {
-			return err
+			return there, err
 		}
 	}
-	_, err := s.envs.InsertOne(ctx, p.doc)
-	return err
+	_, err = s.envs.InsertOne(ctx, p.doc)
+	return false, err
 }
 
 // insertMany stores those parcels that have no error yet, and notes the error of each that fails.
-func (s *Store) insertMany(ctx context.Context, parcels []*parcel, errs []error) {
+func (s *Store) insertMany(ctx context.Context, parcels []*parcel, errs []error, told func(batch []int)) {
 	var batch []int
 	var bytes int
 	flush := func() {
 		if len(batch) > 0 {
 			s.insertBatch(ctx, parcels, batch, errs)
+			told(batch)
 		}
 		batch, bytes = nil, 0
 	}
@@ -539,7 +579,7 @@ func (s *Store) pushRound(calls []*call[*parcel]) {
 		parcels[i] = c.item
 	}
 	errs := make([]error, len(calls))
-	s.insertMany(ctx, parcels, errs)
+	s.insertMany(ctx, parcels, errs, func([]int) {}) // each rings for its own
 	for i, c := range calls {
 		c.answer <- errs[i]
 	}

@@ -471,7 +471,7 @@ func TestTTLOfTheCallBeatsTheQueues(t *testing.T) {
 // busy puts much through a queue: its consumers may remember where its head was, but the order stays.
 func busy(t *testing.T, q *mongoq.Queue) {
 	t.Helper()
-	many := make([]any, 300)
+	many := make([]any, 600)
 	_, err := q.PushMany(t.Context(), many)
 	require.NoError(t, err)
 	rs, err := q.ReserveMany(t.Context(), len(many))

@@ -272,7 +272,7 @@ func (q *Queue) Remove(ctx context.Context, id bson.ObjectID) error {
 // repeated.
 func (q *Queue) Purge(ctx context.Context) (int64, error) {
 	return sweep{
-		filter: bson.D{field("q", q.name), field("processed", nil), field("dead", nil), field("$expr", idle())},
+		filter: bson.D{field("q", q.name), field("processed", nil), field("dead", nil), undivided, field("$expr", idle())},
 		since:  "pushed", hint: q.s.ready, run: q.s.deleteBatch,
 	}.over(ctx, q.s)
 }
@@ -299,6 +299,6 @@ func (q *Queue) setPaused(ctx context.Context, paused bool) error {
 	}
 	q.s.notePause(q.name, paused)
 	q.s.settled(q.name) // a claim of this process that began before
-	q.s.ring(q.name, 0)
+	q.s.ring(q.name, 0, 0)
 	return nil
 }

@@ -189,16 +189,18 @@ func (r *replayRun) flush(ctx context.Context) error {
 		missing, places = append(missing, p), append(places, i)
 	}
 	sent := make([]error, len(missing))
-	r.s.insertMany(ctx, missing, sent)
-	soonest := map[*Queue]int{}
+	r.s.insertMany(ctx, missing, sent, func(batch []int) {
+		of := map[*Queue][]int{}
+		for _, k := range batch {
+			q := r.to[places[k]]
+			of[q] = append(of[q], k)
+		}
+		for q, some := range of {
+			q.tell(missing, some, sent, r.clock)
+		}
+	})
 	for k, i := range places {
 		errs[i] = sent[k]
-		if first, ok := soonest[r.to[i]]; errs[i] == nil && (!ok || r.batch[i].wait < r.batch[first].wait) {
-			soonest[r.to[i]] = i
-		}
-	}
-	for q, i := range soonest {
-		r.s.ring(q.name, r.clock.due(r.batch[i].wait))
 	}
 	var failed error
 	for i, err := range errs {

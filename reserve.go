@@ -291,7 +291,7 @@ func (r *Reservation) Extend(ctx context.Context, d time.Duration) error {
 	switch {
 	case err == nil:
 		if end := lo.Add(d); end.Before(r.leaseEnd()) {
-			r.s.ring(r.Q, d) // those who wait sleep until it was to end before
+			r.s.ring(r.Q, d, 0) // those who wait sleep until it was to end before
 		}
 		r.setLeaseEnd(lo.Add(d))
 	case sent && !errors.Is(err, ErrLeaseLost):
@@ -325,7 +325,7 @@ func (r *Reservation) settleLocked(ctx context.Context, v *settlement) error {
 			r.verb = v.verb // if the transaction commits
 		}
 		if err == nil && v.to != "" {
-			r.s.bell.watch(bson.D{field("_id", r.ID), field("last.lease", r.lease), field("last.verb", v.verb)}, v.to, left(v.in, time.Since(began)))
+			r.s.bell.watch(awaited{id: r.ID, lease: r.lease, verb: v.verb, queue: v.to, wait: v.in, began: began})
 		}
 		return err
 	}
@@ -337,11 +337,12 @@ func (r *Reservation) settleLocked(ctx context.Context, v *settlement) error {
 	switch {
 	case v.to == "":
 	case err == nil && v.in >= 0:
-		r.s.ring(v.to, left(v.in, time.Since(v.sent))) // its `when` counts from some time since
+		r.s.ring(v.to, v.in, time.Since(v.sent)) // its `when` counts from some time since
 	case err == nil: // and that of what goes back to its place from when that was asked for
-		r.s.ring(v.to, left(v.in, time.Since(began)))
-	case errors.Is(err, ErrOutcomeUnknown): // it may be there
-		r.s.ring(v.to, left(v.in, time.Since(began))) // it may be under way still, and v.sent be written
+		r.s.ring(v.to, v.in, time.Since(began))
+	case errors.Is(err, ErrOutcomeUnknown): // it may be there, or be under way still, and v.sent be written
+		r.s.ring(v.to, v.in, time.Since(began))
+		r.s.bell.watch(awaited{id: r.ID, lease: r.lease, verb: v.verb, queue: v.to, wait: v.in, began: began})
 	}
 	return err
 }
@@ -459,15 +460,6 @@ func (s start) wait(c *serverClock) time.Duration {
 		return max(s.at.Sub(c.guess()), 0)
 	}
 	return s.delay
-}
-
-// left is what is left of a wait after some time, as far as is known: what was to start later may do so a little later
-// still.
-func left(wait, since time.Duration) time.Duration {
-	if wait > 0 {
-		return max(wait-since, 1)
-	}
-	return wait - since
 }
 
 func (r *Reservation) leaseEnd() time.Time {

@@ -11,15 +11,15 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
-// ring wakes those who wait for the queue, in this process and in others: something in it falls due in the given time,
-// or has been due for so long, if that is less than zero.
-func (s *Store) ring(queue string, in time.Duration) {
-	s.ringHere(queue, in, in > 0)
-	s.bell.ring(queue, in)
+// ring wakes those who wait for the queue, in this process and in others: something in it falls due a wait after a moment
+// that may lie so long ago; less than zero: it was due by so much before that.
+func (s *Store) ring(queue string, wait, ago time.Duration) {
+	s.ringHere(queue, wait-ago, wait > 0)
+	s.bell.ring(queue, wait-ago, wait > 0)
 }
 
-// longSince is for what has been due since nobody knows when.
-const longSince = -100 * 365 * 24 * time.Hour
+// longAgo is for what has been due since nobody knows when.
+const longAgo = 100 * 365 * 24 * time.Hour
 
 // ringHere wakes those of this process. later: it falls due later than it was rung for.
 func (s *Store) ringHere(queue string, in time.Duration, later bool) {

@@ -65,7 +65,7 @@ func (s *Store) stats(ctx context.Context, q string, exact bool) (Stats, error) 
 	count := func(id string) bson.D {
 		return op("$group", bson.D{field("_id", id), field("n", op("$sum", 1))})
 	}
-	live := bson.D{field("q", q), field("processed", nil)}
+	live := bson.D{field("q", q), field("processed", nil)} // dividers are never due, and of no priority
 	with := func(more ...bson.E) bson.D { return append(slices.Clone(live), more...) }
 	later := field("$expr", op("$gt", bson.A{"$when", now}))
 	byPrio := field("prio", op("$in", priorities))
@@ -153,7 +153,7 @@ func (s *Store) Queues(ctx context.Context) ([]Stats, error) {
 	}
 	ctx = outside(ctx)
 	names := map[string]bool{}
-	if err := s.walkNames(ctx, names, s.envs, readyIndex, s.ready, field("processed", nil)); err != nil {
+	if err := s.walkNames(ctx, names, s.envs, readyIndex, s.ready, field("processed", nil), undivided); err != nil {
 		return nil, err
 	}
 	if err := s.finishedNames(ctx, names); err != nil {
@@ -184,10 +184,10 @@ func (s *Store) Queues(ctx context.Context) ([]Stats, error) {
 }
 
 // walkNames skips through an index from one queue's name to the next: a key for each.
-func (s *Store) walkNames(ctx context.Context, names map[string]bool, coll *mongo.Collection, ix index, hint any, partial bson.E) error {
+func (s *Store) walkNames(ctx context.Context, names map[string]bool, coll *mongo.Collection, ix index, hint any, partial ...bson.E) error {
 	last := ""
 	for {
-		raw, err := coll.FindOne(ctx, bson.D{field("q", op("$gt", last)), partial}, options.FindOne().
+		raw, err := coll.FindOne(ctx, append(bson.D{field("q", op("$gt", last))}, partial...), options.FindOne().
 			SetSort(ix.keys).SetHint(hint).SetProjection(bson.D{field("_id", 0), field("q", 1)})).Raw()
 		if errors.Is(err, mongo.ErrNoDocuments) {
 			return nil

@@ -153,6 +153,9 @@ func claimFilter(q string, skip []bson.RawValue, from time.Time) bson.D {
 		ready = op("$and", bson.A{op("$gte", bson.A{"$when", from}), ready})
 	}
 	f := bson.D{field("q", q), field("processed", nil), field("$expr", ready)}
+	if !from.IsZero() { // for each of them
+		f = append(f, field("prio", op("$in", priorities)))
+	}
 	if len(skip) > 0 {
 		f = append(f, field("_id", op("$nin", skip)))
 	}
