@@ -9,6 +9,7 @@ import (
 
 // evidence is what a run leaves behind.
 type evidence struct {
+	nodes   int     // of the server; 0: more than one
 	entries []entry // of all ledgers, in the order of time
 	docs    []document
 	effects map[string]bool // keys of the documents that were written with commits
@@ -291,6 +292,9 @@ func (c *checker) readFault(e entry) {
 	case faultKill:
 		c.killed[e.To] = e.At
 	case faultCrash, faultFreeze, faultStepDown:
+		if c.nodes == 1 && e.Verb != faultCrash {
+			return // it forgets nothing
+		}
 		// Until it is healed, which the ledger says later; what was claimed shortly before may not have been held yet.
 		c.spans = append(c.spans, span{e.At - int64(time.Second), 1<<63 - 1})
 	}
@@ -599,7 +603,7 @@ func (c *checker) checkClaims(l *life) {
 				c.fig.Undone++
 			case a.claim.Deliveries == b.claim.Deliveries:
 				c.fail(ruleCount, l, "%s and %s both have number %d", a.name(), b.name(), a.claim.Deliveries)
-			case a.gaveUp() || b.claim.Reserved >= a.claim.Until:
+			case a.gaveUp() && (a.ask == nil || a.ask.At <= b.claim.At) || b.claim.Reserved >= a.claim.Until:
 			case !shaken:
 				c.fail(ruleOverlap, l, "%s took it at %d, %s held it until %d", b.name(), b.claim.Reserved, a.name(), a.claim.Until)
 			}
@@ -634,6 +638,7 @@ func (c *checker) checkVerbs(l *life) {
 				c.fail(ruleAfter, l, "the commit of %s was acknowledged, and it is still there", a.name())
 			}
 		}
+		c.checkStale(l, a)
 		c.checkNext(l, a)
 	}
 	if l.arrived != 0 {
@@ -641,6 +646,23 @@ func (c *checker) checkVerbs(l *life) {
 			if b.claim.Reserved*int64(time.Millisecond) > l.arrived+int64(time.Second) {
 				c.fail(ruleAfter, l, "a part was delivered to %s after it had come to its join", b.name())
 			}
+		}
+	}
+}
+
+// checkStale: a verb, of those that end no envelope, was asked for before anybody else had got it. It may have been
+// acknowledged later.
+func (c *checker) checkStale(l *life, a *try) {
+	for _, v := range a.answers {
+		if a.ask == nil || v.Result != resultOK || v.Verb == verbCommit {
+			continue
+		}
+		for _, b := range l.tries {
+			if b.claim.Deliveries <= a.claim.Deliveries || b.claim.At >= a.ask.At ||
+				!durable(a.claim.Q) && c.shaken(b.claim.Reserved*int64(time.Millisecond), max(v.At, b.claim.At)) {
+				continue
+			}
+			c.fail(ruleStale, l, "%s had its %s acknowledged, which it asked for %v after %s had got it", a.name(), v.Verb, time.Duration(a.ask.At-b.claim.At), b.name())
 		}
 	}
 }

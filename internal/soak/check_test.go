@@ -100,7 +100,7 @@ func TestCheckAcceptsWhatIsPromised(t *testing.T) {
 func TestCheckComplains(t *testing.T) {
 	t.Parallel()
 	pushed := func(q string) *tale { return newTale().push("k", "id", q, resultOK) }
-	twice := pushed(qWork).claim("a", "k", "id", qWork, 1).claim("b", "k", "id", qWork, 2)
+	twice := func() *tale { return pushed(qWork).claim("a", "k", "id", qWork, 1).claim("b", "k", "id", qWork, 2) }
 	for name, c := range map[string]struct {
 		tale *tale
 		rule string
@@ -114,7 +114,8 @@ func TestCheckComplains(t *testing.T) {
 		"delivered after its commit":         {pushed(qWork).done("a", "k", "id", qWork).claim("b", "k", "id", qWork, 2), ruleAfter},
 		"stored after its commit":            {pushed(qWork).done("a", "k", "id", qWork).stored(document{ID: "id", Key: "k", Q: qWork, Live: true}), ruleAfter},
 		"dead after its commit":              {pushed(qWork).done("a", "k", "id", qWork).stored(document{ID: "id", Key: "k", Q: qWork + ".dead", Dead: "lost"}), ruleAfter},
-		"a stale commit":                     {twice.verb("a", 1, verbCommit, resultOK), ruleStale},
+		"a stale commit":                     {twice().verb("a", 1, verbCommit, resultOK), ruleStale},
+		"a stale rollback":                   {twice().verb("a", 1, verbRollback, resultOK), ruleStale},
 		"two commits":                        {pushed(qWork).done("a", "k", "id", qWork).claim("b", "k", "id", qWork, 2).verb("b", 2, verbCommit, resultOK), ruleAgain},
 		"stuck":                              {pushed(qWork).stored(document{ID: "id", Key: "k", Q: qWork, Live: true}), ruleStuck},
 		"reserved":                           {pushed(qWork).stored(document{ID: "id", Key: "k", Q: qWork, Live: true, Reserved: true}), ruleReserved},

@@ -337,7 +337,7 @@ func (c *conductor) conclude(ctx context.Context) error {
 
 // settled waits until no envelope is live.
 func (c *conductor) settled(ctx context.Context) error {
-	live := bson.D{{Key: "processed", Value: nil}, {Key: "dead", Value: nil}}
+	live := bson.D{{Key: "processed", Value: nil}, {Key: "dead", Value: nil}, {Key: "divider", Value: nil}}
 	began := time.Now()
 	zeros := 0
 	for said := began; ; {
@@ -379,6 +379,9 @@ func (c *conductor) judge(ctx context.Context) error {
 	c.mu.Lock()
 	troubles := c.troubles
 	c.mu.Unlock()
+	if fig.Jobs == 0 || fig.Done+fig.Kept == 0 || fig.Deliveries == 0 {
+		troubles = append(troubles, "nothing was done that could have been lost")
+	}
 	for _, x := range e.entries {
 		if x.What == noteTrouble && x.Proc != "conductor" {
 			troubles = append(troubles, x.String())

@@ -161,7 +161,7 @@ func drainAll(ctx context.Context, db *mongo.Database, uri, dir string, n int, o
 		if err := pause(ctx, sampleEvery); err != nil {
 			return err
 		}
-		left, err := db.Collection("mongoq").EstimatedDocumentCount(ctx)
+		left, err := leftOf(ctx, db)
 		if err != nil {
 			return err
 		}
@@ -194,6 +194,19 @@ func drainAll(ctx context.Context, db *mongo.Database, uri, dir string, n int, o
 		return err
 	}
 	return flat(samples, out)
+}
+
+// leftOf is how many envelopes there are: all documents but the dividers of the one queue.
+func leftOf(ctx context.Context, db *mongo.Database) (int64, error) {
+	envs := db.Collection("mongoq")
+	all, err := envs.EstimatedDocumentCount(ctx)
+	if err != nil {
+		return 0, err
+	}
+	dividers, err := envs.CountDocuments(ctx, bson.D{
+		{Key: "q", Value: qWork}, {Key: "processed", Value: nil}, {Key: "prio", Value: bson.D{{Key: "$nin", Value: bson.A{1, 2, 3, 4}}}},
+	})
+	return all - dividers, err
 }
 
 // eachOnce reads which jobs were handled: each, and, where nothing fails, once.
@@ -344,7 +357,7 @@ func crowd(ctx context.Context, db *mongo.Database, store *mongoq.Store, queues,
 		return failed
 	}
 	fmt.Fprintf(out, "a job through each of %d queues in %.1f s; %d MB more\n", queues, time.Since(began).Seconds(), rss(os.Getpid())-base)
-	left, err := db.Collection("mongoq").CountDocuments(ctx, bson.D{})
+	left, err := db.Collection("mongoq").CountDocuments(ctx, bson.D{{Key: "divider", Value: nil}})
 	if err == nil && left > 0 {
 		err = fmt.Errorf("%d envelopes are left", left)
 	}
