@@ -804,6 +804,25 @@ func TestPrograms(t *testing.T) {
 	})
 }
 
+// In queues that have been much used consumers look from where the head was, not from the head.
+func TestProgramsInBusyQueues(t *testing.T) {
+	t.Parallel()
+	db := mongotest.Database(t, mongotest.ReplicaSet)
+	w := newWorld(t, db, openStores(t, db), atOnce)
+	w.use(t.Context(), t, 600)
+	require.Eventually(t, func() bool {
+		n, err := w.coll().CountDocuments(t.Context(), bson.D{{Key: "divider", Value: true}})
+		require.NoError(t, err)
+		return n == 4*3
+	}, soon, time.Millisecond, "nobody holds them for busy")
+	rapid.Check(t, func(rt *rapid.T) {
+		w.empty(t.Context(), rt)
+		p := newProgram(rt, w, rules{})
+		rt.Repeat(p.verbs())
+		p.finish(rt)
+	})
+}
+
 // The check can fail: a model with a wrong rule is found out, by a program that shrinks to a few verbs.
 func TestProgramsFindAWrongModel(t *testing.T) {
 	t.Parallel()

@@ -96,6 +96,33 @@ func newWorld(t require.TestingT, db *mongo.Database, stores []*mongoq.Store, re
 	return w
 }
 
+// use has every consumer take so much from the queues that it holds them for busy, and looks in them from a bound on.
+func (w *world) use(ctx context.Context, t require.TestingT, much int) {
+	for _, handles := range w.handle {
+		for _, name := range w.names[:3] {
+			q := handles[name]
+			_, err := q.PushMany(ctx, make([]any, much))
+			require.NoError(t, err)
+			rs, err := q.ReserveMany(ctx, much)
+			require.NoError(t, err)
+			require.Len(t, rs, much)
+			require.NoError(t, q.CommitMany(ctx, rs))
+		}
+	}
+}
+
+// empty makes the queues those of a new program, in which consumers look from a bound on.
+func (w *world) empty(ctx context.Context, t require.TestingT) {
+	for _, handles := range w.handle { // each knows of what it did itself at once
+		for _, q := range handles {
+			require.NoError(t, q.Resume(ctx))
+		}
+	}
+	w.use(ctx, t, 25)
+	_, err := w.coll().DeleteMany(ctx, bson.D{{Key: "q", Value: bson.D{{Key: "$in", Value: w.names}}}, {Key: "divider", Value: nil}})
+	require.NoError(t, err)
+}
+
 func (w *world) deadLetterOf(q string) string {
 	switch q {
 	case w.names[0]:
@@ -141,7 +168,7 @@ type document struct {
 
 // stored reads everything that the program's queues hold.
 func (w *world) stored(ctx context.Context, t require.TestingT) map[bson.ObjectID]document {
-	cur, err := w.coll().Find(ctx, bson.D{{Key: "q", Value: bson.D{{Key: "$in", Value: w.names}}}})
+	cur, err := w.coll().Find(ctx, bson.D{{Key: "q", Value: bson.D{{Key: "$in", Value: w.names}}}, {Key: "divider", Value: nil}})
 	require.NoError(t, err)
 	var docs []document
 	require.NoError(t, cur.All(ctx, &docs))
