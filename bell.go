@@ -317,12 +317,13 @@ func (b *bell) watchAll() {
 		if len(all) == 0 {
 			return
 		}
-		for _, a := range b.seen(all) {
+		seen := b.seen(all)
+		for _, a := range seen {
 			b.s.ring(a.queue, a.wait, time.Since(a.began))
-			b.mu.Lock()
-			b.awaited = slices.DeleteFunc(b.awaited, func(other awaited) bool { return other == a })
-			b.mu.Unlock()
 		}
+		b.mu.Lock()
+		b.awaited = slices.DeleteFunc(b.awaited, func(a awaited) bool { return slices.Contains(seen, a) })
+		b.mu.Unlock()
 		pause = min(pause*3/2, watchPauses)
 	}
 }

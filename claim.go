@@ -456,7 +456,7 @@ func (c *claimer) skippedNow(ctx context.Context, n int, g grant) []taken {
 	epoch := c.s.clock.known()
 	got, slow, _ := c.byID(ctx, ids, n, g)
 	if len(got)+len(slow) < len(ids) { // others may be had as well, below where a claim looks
-		c.late.note(time.Now().Add(-longAgo))
+		c.late.noteUnknown()
 	}
 	c.skips = slices.DeleteFunc(c.skips, func(s skip) bool {
 		return !slices.ContainsFunc(slow, func(id bson.RawValue) bool { return id.Equal(s.id) })
@@ -510,7 +510,7 @@ func (c *claimer) skipped() []bson.RawValue {
 	n := len(c.skips)
 	c.skips = slices.DeleteFunc(c.skips, func(s skip) bool { return time.Now().After(s.until) })
 	if len(c.skips) < n { // it may be there again, below where others were found meanwhile
-		c.late.note(time.Now().Add(-longAgo))
+		c.late.noteUnknown()
 	}
 	ids := make([]bson.RawValue, len(c.skips))
 	for i, s := range c.skips {

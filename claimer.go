@@ -157,7 +157,7 @@ func (c *claimer) due(in time.Duration, later bool) {
 
 // missed rings for what may have rung while nobody listened.
 func (c *claimer) missed() {
-	c.late.note(time.Now().Add(-longAgo))
+	c.late.noteUnknown()
 	c.mu.Lock()
 	c.looked = time.Time{}
 	c.mu.Unlock()

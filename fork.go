@@ -74,7 +74,7 @@ func (c *forking) settle(ctx context.Context, r *Reservation) (EventKind, error)
 	for i, b := range c.branches {
 		r.s.ring(b.to, waits[i], clock.age())
 		if err != nil { // they may come
-			r.s.bell.watch(awaited{id: partID(r.ID, r.lease, i), queue: b.to, wait: waits[i], began: time.Now().Add(-clock.age())})
+			r.s.bell.watch(clock.awaits(partID(r.ID, r.lease, i), b.to, waits[i]))
 		}
 	}
 	if err != nil {

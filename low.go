@@ -97,6 +97,9 @@ func (l *late) note(at time.Time) {
 	}
 }
 
+// noteUnknown notes that something may have come late, nobody knows since when.
+func (l *late) noteUnknown() { l.note(time.Now().Add(-longAgo)) }
+
 func (l *late) take() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -60,7 +60,7 @@ func (q *Queue) Push(ctx context.Context, payload any, opts ...PushOption) (bson
 	if inSession(ctx) {
 		there, err := q.s.insertInSession(ctx, p)
 		if err == nil && !there {
-			q.s.bell.watch(q.awaits(p, clock))
+			q.s.bell.watch(clock.awaits(p.id, q.name, p.wait))
 		}
 		return p.id, err
 	}
@@ -73,18 +73,13 @@ func (q *Queue) Push(ctx context.Context, payload any, opts ...PushOption) (bson
 	if err != nil {
 		if errors.Is(err, ErrOutcomeUnknown) {
 			q.s.ring(q.name, p.wait, clock.age()) // it may be there, or come
-			q.s.bell.watch(q.awaits(p, clock))
+			q.s.bell.watch(clock.awaits(p.id, q.name, p.wait))
 			return p.id, err
 		}
 		return bson.NilObjectID, err
 	}
 	q.s.ring(q.name, p.wait, clock.age())
 	return p.id, nil
-}
-
-// awaits is what a watcher looks for.
-func (q *Queue) awaits(p *parcel, clock stamp) awaited {
-	return awaited{id: p.id, queue: q.name, wait: p.wait, began: time.Now().Add(-clock.age())}
 }
 
 // PushMany stores many envelopes, in batches. An element made by With has options of its own; opts hold for all. The
@@ -136,7 +131,7 @@ func (q *Queue) PushMany(ctx context.Context, payloads []any, opts ...PushOption
 			}
 		}
 		for _, p := range soonest(put) { // all can be seen at once
-			q.s.bell.watch(q.awaits(p, clock))
+			q.s.bell.watch(clock.awaits(p.id, q.name, p.wait))
 		}
 	} else {
 		q.s.insertMany(ctx, parcels, errs, func(batch []int) { q.tell(parcels, batch, errs, clock) })
@@ -165,10 +160,11 @@ func (q *Queue) tell(parcels []*parcel, batch []int, errs []error, clock stamp) 
 		q.s.ring(q.name, p.wait, clock.age())
 	}
 	for _, p := range soonest(unknown) {
-		q.s.bell.watch(q.awaits(p, clock))
+		q.s.bell.watch(clock.awaits(p.id, q.name, p.wait))
 	}
 	if len(unknown) > 0 { // they come in order
-		q.s.bell.watch(q.awaits(unknown[len(unknown)-1], clock))
+		last := unknown[len(unknown)-1]
+		q.s.bell.watch(clock.awaits(last.id, q.name, last.wait))
 	}
 }
 
@@ -205,6 +201,11 @@ type stamp struct {
 func (s *Store) stamp(ctx context.Context) (stamp, error) {
 	lo, hi, err := s.clock.bounds(outside(ctx))
 	return stamp{lo: lo, hi: hi, taken: time.Now()}, err
+}
+
+// awaits is what a watcher looks for of something that was stamped so.
+func (c stamp) awaits(id bson.ObjectID, queue string, wait time.Duration) awaited {
+	return awaited{id: id, queue: queue, wait: wait, began: time.Now().Add(-c.age())}
 }
 
 // age is how long ago what is pushed now may have been, by the server's clock.

@@ -318,6 +318,7 @@ func (r *Reservation) settleLocked(ctx context.Context, v *settlement) error {
 		return ErrLeaseLost
 	}
 	began := time.Now()
+	seen := awaited{id: r.ID, lease: r.lease, verb: v.verb, queue: v.to, wait: v.in, began: began}
 	if inSession(ctx) {
 		r.joined = true
 		err := v.inSession(ctx)
@@ -325,7 +326,7 @@ func (r *Reservation) settleLocked(ctx context.Context, v *settlement) error {
 			r.verb = v.verb // if the transaction commits
 		}
 		if err == nil && v.to != "" {
-			r.s.bell.watch(awaited{id: r.ID, lease: r.lease, verb: v.verb, queue: v.to, wait: v.in, began: began})
+			r.s.bell.watch(seen)
 		}
 		return err
 	}
@@ -342,7 +343,7 @@ func (r *Reservation) settleLocked(ctx context.Context, v *settlement) error {
 		r.s.ring(v.to, v.in, time.Since(began))
 	case errors.Is(err, ErrOutcomeUnknown): // it may be there, or be under way still, and v.sent be written
 		r.s.ring(v.to, v.in, time.Since(began))
-		r.s.bell.watch(awaited{id: r.ID, lease: r.lease, verb: v.verb, queue: v.to, wait: v.in, began: began})
+		r.s.bell.watch(seen)
 	}
 	return err
 }
