@@ -47,8 +47,9 @@ type waiter struct {
 	q     *Queue
 	want  int
 	lease time.Duration
-	try   bool // answered with ErrEmpty, not left waiting
-	again bool // it comes again for what it did not get: rather few at once than more later
+	try   bool      // answered with ErrEmpty, not left waiting
+	again bool      // it comes again for what it did not get: rather few at once than more later
+	begun time.Time // when the claim began that answers it
 	out   chan claimed
 	gone  bool
 }
@@ -249,6 +250,9 @@ func (c *claimer) serve() {
 			continue
 		}
 		c.hasty = len(tries(all)) > 0
+		for _, w := range group {
+			w.begun = time.Now()
+		}
 		got, err := c.claim(ctx, group[0].q, c.ask(n, group[0]), c.hasty, group[0].grant())
 		c.since += len(got)
 		c.divide()
@@ -394,9 +398,11 @@ func (c *claimer) hand(ctx context.Context, group []*waiter, got []taken) {
 }
 
 func (c *claimer) giveBackAll(ctx context.Context, rs []*Reservation) {
-	for _, r := range rs {
-		c.s.giveBack(ctx, r)
+	var all sync.WaitGroup
+	for _, r := range rs { // side by side: they go in rounds
+		all.Go(func() { _ = c.s.giveBack(ctx, r) })
 	}
+	all.Wait()
 }
 
 // deal gives what was claimed, and reservations made of such, to those of a group who have got nothing yet, in order; the
@@ -459,7 +465,7 @@ func (c *claimer) give(w *waiter, rs []*Reservation) bool {
 }
 
 // giveBack releases what was claimed for somebody who left, to the place that it had.
-func (s *Store) giveBack(ctx context.Context, r *Reservation) {
+func (s *Store) giveBack(ctx context.Context, r *Reservation) error {
 	ctx, cancel := detached(ctx, attempts*attemptTimeout)
 	defer cancel()
 	late := -longAgo
@@ -467,7 +473,9 @@ func (s *Store) giveBack(ctx context.Context, r *Reservation) {
 		late = min(r.Due.Sub(s.clock.guess()), 0)
 	}
 	update := releaseUpdate(r.lease, start{place: true}, r.q.cfg.OnExpire)
-	if err := r.settle(ctx, verbRelease, update, r.Q, late); err != nil && !errors.Is(err, ErrLeaseLost) {
+	err := r.settle(ctx, verbRelease, update, r.Q, late)
+	if err != nil && !errors.Is(err, ErrLeaseLost) {
 		s.log.Warn("mongoq: what was claimed for a caller that left could not be released; it is delivered again when its lease ends", "queue", r.Q, "id", r.ID.Hex(), "error", err)
 	}
+	return err
 }

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// CommitMany commits many reservations, those that were claimed together in one statement. Each has its own, exact
+// CommitMany commits many reservations; those that were claimed together go in one statement. Each has its own, exact
 // outcome: a *BatchError says which failed and why, by their place in rs.
 // The rule: rs is not empty and holds no nil.
 func (q *Queue) CommitMany(ctx context.Context, rs []*Reservation) error {

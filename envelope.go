@@ -38,7 +38,7 @@ type Envelope struct {
 	Payload  bson.RawValue     // see Decode
 
 	Retries    int // deliveries that failed since it came into this queue: 0 at the first delivery
-	Deliveries int // claims so far, never reset: a fencing number for effects outside
+	Deliveries int // claims so far, never reset; with DurableClaims a fencing number for effects outside: else a failover may repeat one
 	Moves      int // moves so far, never reset
 
 	Pushed    time.Time // when it was pushed
@@ -87,7 +87,7 @@ const (
 	DeadExpired     DeadKind = "expired"     // not taken before its deadline
 	DeadUnroutable  DeadKind = "unroutable"  // nowhere to go
 	DeadUndecodable DeadKind = "undecodable" // the stored document cannot be read as an envelope
-	DeadHops        DeadKind = "hops"        // moved more often than its limit
+	DeadHops        DeadKind = "hops"        // went back over a Back of its pipeline more often than its Limit
 	DeadExplicit    DeadKind = "explicit"    // by DeadLetter
 	DeadPart        DeadKind = "part"        // a part of it died on the way to its join
 )

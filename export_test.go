@@ -2,6 +2,7 @@ package mongoq
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -66,6 +67,14 @@ func HasMet(s *Store, queue string) {
 	c.turn = turn{until: time.Now().Add(time.Minute)}
 }
 
+// KeepsMeeting has the claimer of a queue go on by turns.
+func KeepsMeeting(s *Store, queue string) {
+	c := s.claimerOf(queue)
+	c.flying.Lock()
+	defer c.flying.Unlock()
+	c.turn.until = time.Now().Add(time.Minute)
+}
+
 // NoteTransaction notes that a session has a transaction open, which may be ended in a while.
 func NoteTransaction(ctx context.Context, s *Store, session *mongo.Session, in time.Duration) error {
 	_, err := s.noted.InsertOne(ctx, bson.D{field("_id", session.ID()), field("until", time.Now().Add(in))})
@@ -84,6 +93,7 @@ func KeepOnce(ctx context.Context, s *Store, me bson.ObjectID) (held bool, err e
 // Ahead has a store take the server's clock to be so far ahead, from now on.
 func Ahead(s *Store, d time.Duration) {
 	hello := s.clock.hello
+	defer s.clock.distrust()
 	s.clock.hello = func(ctx context.Context) (serverState, error) {
 		state, err := hello(ctx)
 		state.localTime = state.localTime.Add(d)
@@ -111,7 +121,7 @@ func LooksFrom(s *Store, queue string) time.Time {
 }
 
 // GiveBack gives an envelope back as for a caller that left.
-func GiveBack(ctx context.Context, s *Store, r *Reservation) { s.giveBack(ctx, r) }
+func GiveBack(ctx context.Context, s *Store, r *Reservation) { _ = s.giveBack(ctx, r) }
 
 // TakeLate is since when what was last said to have come late is due; zero: nothing was.
 func TakeLate(s *Store, queue string) time.Time { return s.claimerOf(queue).late.take() }
@@ -121,6 +131,18 @@ func Ring(s *Store, queue string) { s.ringHere(queue, 0, false) }
 
 // RingOut rings for a queue here and elsewhere.
 func RingOut(s *Store, queue string) { s.ring(queue, 0, 0) }
+
+// FillBehind has no room left for what is settled behind handlers, until it is emptied.
+func FillBehind(s *Store) (empty func()) {
+	for range cap(s.behind) {
+		s.behind <- struct{}{}
+	}
+	return sync.OnceFunc(func() {
+		for range cap(s.behind) {
+			<-s.behind
+		}
+	})
+}
 
 // Blur has a store know the server's clock within wide bounds only.
 func Blur(s *Store, width time.Duration) {

@@ -26,6 +26,9 @@ type Handler func(ctx context.Context, r *Reservation) error
 // Handle makes a handler of a function of the payload. A payload that cannot be decoded into a T is dead-lettered at
 // once: it will never fit.
 func Handle[T any](f func(context.Context, T) error) Handler {
+	if f == nil {
+		return nil // Worker refuses it
+	}
 	return func(ctx context.Context, r *Reservation) error {
 		var v T
 		if err := r.Decode(&v); err != nil {
@@ -45,7 +48,7 @@ func (e *retryIn) Error() string { return e.err.Error() }
 func (e *retryIn) Unwrap() error { return e.err }
 
 // RetryIn makes a failure wait d in place of what the queue's policy says. It counts as any other: where the policy
-// stops, the envelope is dead-lettered. The rule: d >= 0; a negative d counts as 0.
+// stops, the envelope is dead-lettered. A negative d counts as 0.
 func RetryIn(d time.Duration, err error) error {
 	if err == nil {
 		err = errors.New("retry")
@@ -82,9 +85,12 @@ func Logging(log *slog.Logger) Middleware {
 	}
 }
 
-// Timeout ends a job's context after d.
+// Timeout ends a job's context after d; 0 or less: never.
 func Timeout(d time.Duration) Middleware {
 	return func(next Handler) Handler {
+		if d <= 0 {
+			return next
+		}
 		return func(ctx context.Context, r *Reservation) error {
 			ctx, cancel := context.WithTimeout(ctx, d)
 			defer cancel()
@@ -108,5 +114,9 @@ func protect(ctx context.Context, h Handler, r *Reservation) (err error) {
 			err = &PanicError{Value: v, Stack: debug.Stack()}
 		}
 	}()
-	return h(ctx, r)
+	if err = h(ctx, r); err != nil {
+		_ = err.Error() // that of a nil pointer panics: here that is the handler's failure
+		_, _ = errors.Is(err, errGoexit), errors.As(err, new(*PanicError))
+	}
+	return err
 }

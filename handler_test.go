@@ -290,6 +290,26 @@ func TestAPanicIsAFailureWithItsStack(t *testing.T) {
 	}
 }
 
+// unwell is an error whose text cannot be had of a nil pointer.
+type unwell struct{ text string }
+
+func (e *unwell) Error() string { return e.text }
+
+// A nil pointer in an error is no nil error, and asking it for its text panics: that is a failure of the handler, and must
+// not end the process.
+func TestAnErrorThatPanicsIsAFailure(t *testing.T) {
+	t.Parallel()
+	ev, e := handled(t, openStore(t, mongotest.Database(t, mongotest.ReplicaSet)), mongoq.QueueConfig{Retry: rest(9)}, func(context.Context, *mongoq.Reservation) error {
+		var none *unwell
+		return none
+	})
+	require.Equal(t, mongoq.EventFailed, ev.Kind)
+	var p *mongoq.PanicError
+	require.ErrorAs(t, ev.Err, &p)
+	require.Equal(t, 1, e.Retries)
+	require.Contains(t, e.Failures[0].Msg, "panic: ")
+}
+
 // A handler that ends its goroutine, as t.FailNow does, has failed: the pool must neither lose a handler, nor hold the
 // envelope for ever.
 func TestAHandlerThatEndsItsGoroutineHasFailed(t *testing.T) {

@@ -23,14 +23,23 @@ type job struct {
 type held struct {
 	mu   sync.Mutex
 	jobs map[*Reservation]*job
+	rush chan struct{} // rings the heartbeat: a lease ends sooner than it did
 }
 
 func (h *held) add(r *Reservation) *job {
 	j := &job{r: r}
+	r.shortened = h.hasten
 	h.mu.Lock()
 	h.jobs[r] = j
 	h.mu.Unlock()
 	return j
+}
+
+func (h *held) hasten() {
+	select {
+	case h.rush <- struct{}{}:
+	default:
+	}
 }
 
 // begin gives a job its handler's context.
@@ -86,7 +95,7 @@ func (h *held) abandon() []bson.ObjectID {
 func (h *held) lose(j *job) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if settled, joined := j.r.peek(); settled || joined || j.lost.Swap(true) {
+	if busy, settled, joined := j.r.peek(); busy || settled || joined || j.lost.Swap(true) {
 		return false
 	}
 	if j.stop != nil {
@@ -106,8 +115,9 @@ func (w *pool) beat(stop <-chan struct{}) {
 		case <-stop:
 			return
 		case <-t.C:
+		case <-w.held.rush:
 		}
-		t.Reset(min(tick, w.beatOnce()))
+		t.Reset(min(tick, w.beatOnce(tick)))
 	}
 }
 
@@ -119,11 +129,12 @@ func (w *pool) shortestLease() time.Duration {
 	return d
 }
 
-// beatOnce extends what is due for it and gives the time until the first lease of those that were not extended ends.
-func (w *pool) beatOnce() time.Duration {
+// beatOnce extends what is due for it, and gives the time until the next beat: when the first lease ends or, where one is
+// being extended, soon, since that may fail.
+func (w *pool) beatOnce(tick time.Duration) time.Duration {
 	next := time.Duration(1<<63 - 1)
 	hi := w.s.clock.guess() // without asking: a lease ends in time while the server is away
-	var due []*job
+	var due, joined []*job
 	w.held.mu.Lock()
 	jobs := make([]*job, 0, len(w.held.jobs))
 	for _, j := range w.held.jobs {
@@ -132,27 +143,40 @@ func (w *pool) beatOnce() time.Duration {
 	w.held.mu.Unlock()
 	for _, j := range jobs {
 		left := j.r.leaseEnd().Sub(hi)
-		settled, _ := j.r.peek()
+		busy, settled, isJoined := j.r.peek()
 		switch {
+		case busy: // it may not be settled then
+			next = min(next, tick/8)
 		case settled || j.lost.Load():
 		case left <= 0:
 			if w.held.lose(j) {
 				w.log.Warn("mongoq: a job's lease has run out", "queue", j.r.Q, "id", j.r.ID.Hex())
 			}
 		case !w.cfg.NoHeartbeat && left <= j.r.q.cfg.Lease*3/4:
-			due = append(due, j)
-			fallthrough
+			if isJoined { // as long as the transaction is open, an extension waits for it
+				joined = append(joined, j)
+			} else {
+				due = append(due, j)
+			}
+			next = min(next, left, tick/8)
 		default:
 			next = min(next, left)
 		}
 	}
-	if len(due) > 0 && w.extending.CompareAndSwap(false, true) {
-		w.beats.Go(func() {
-			defer w.extending.Store(false)
-			w.extend(due)
-		})
-	}
+	w.beside(&w.extending, due, w.extend)
+	w.beside(&w.extendingJoined, joined, w.extendEach)
 	return max(next, time.Millisecond)
+}
+
+// beside extends leases while the heart beats on, unless that is under way still.
+func (w *pool) beside(underWay *atomic.Bool, due []*job, extend func([]*job)) {
+	if len(due) == 0 || !underWay.CompareAndSwap(false, true) {
+		return
+	}
+	w.beats.Go(func() {
+		defer underWay.Store(false)
+		extend(due)
+	})
 }
 
 // extend extends many leases in few statements; one that an open transaction holds up, or that is lost, does not delay
@@ -173,7 +197,9 @@ func (w *pool) extendSome(due []*job) {
 		p     ExpirePolicy
 	}
 	groups := map[group][]bson.ObjectID{}
-	for _, j := range due {
+	ends := make([]time.Time, len(due))
+	for i, j := range due {
+		ends[i] = j.r.leaseEnd()
 		g := group{j.r.q.leases(), j.r.lease, j.r.q.cfg.Lease, j.r.q.cfg.OnExpire}
 		groups[g] = append(groups[g], j.r.ID)
 	}
@@ -195,12 +221,16 @@ func (w *pool) extendSome(due []*job) {
 		}
 	}
 	if err == nil && extended == int64(len(due)) {
-		for _, j := range due {
-			j.r.setLeaseEnd(lo.Add(j.r.q.cfg.Lease))
+		for i, j := range due {
+			j.r.extended(ends[i], lo.Add(j.r.q.cfg.Lease))
 		}
 		return
 	}
-	// Some are lost, settled meanwhile or held up: each by itself, side by side.
+	w.extendEach(due) // some are lost, settled meanwhile or held up
+}
+
+// extendEach extends leases each by itself, side by side.
+func (w *pool) extendEach(due []*job) {
 	var all sync.WaitGroup
 	room := make(chan struct{}, 16)
 	for _, j := range due {
@@ -216,6 +246,7 @@ func (w *pool) extendSome(due []*job) {
 func (w *pool) extendOne(j *job) {
 	ctx, cancel := context.WithTimeout(context.Background(), min(max(j.r.q.cfg.Lease/6, 50*time.Millisecond), time.Second))
 	defer cancel()
+	end := j.r.leaseEnd()
 	lo, _, err := w.s.clock.bounds(ctx)
 	if err != nil {
 		return // the next beat tries again, while the lease lasts
@@ -223,7 +254,7 @@ func (w *pool) extendOne(j *job) {
 	n, err := updating(j.r.q.leases(), holder(j.r.ID, j.r.lease), extendUpdate(j.r.q.cfg.Lease, j.r.q.cfg.OnExpire))(ctx)
 	switch {
 	case err == nil && n == 1:
-		j.r.setLeaseEnd(lo.Add(j.r.q.cfg.Lease))
+		j.r.extended(end, lo.Add(j.r.q.cfg.Lease))
 	case err == nil:
 		w.held.lose(j)
 	case !errors.Is(err, context.DeadlineExceeded):

@@ -8,9 +8,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// Options belong to one call. Each option's function names the calls that take it; elsewhere it does not compile, or is an
-// error that wraps ErrInvalidOption. So is an option that breaks its rule. Nothing is stored then, but the neighbours of an
-// element of PushMany.
+// Options belong to one call. An option in the wrong place does not compile. One that breaks its rule is an error that wraps
+// ErrInvalidOption, and nothing is stored; in PushMany only the element that has it fails.
 type (
 	// PushOption is an option of Push, PushMany and Replay.
 	PushOption interface{ applyPush(*pushSettings) error }
@@ -254,7 +253,8 @@ func (o headersOption) applyMove(s *moveSettings) error         { return o.apply
 type ttlOption time.Duration
 
 // TTL ends the life of an envelope that nobody took within d of the push (or of the move): it is then never
-// delivered, and the queue's OnExpire says whether it vanishes or is dead-lettered. It overrides the queue's TTL.
+// delivered, and the queue's OnExpire says whether it vanishes or is dead-lettered. It counts from the push, not from when
+// the envelope falls due: one that is delayed for longer is never delivered. It overrides the queue's TTL.
 // Zero means no end. The rule: d is 0 or >= 1 ms.
 func TTL(d time.Duration) interface {
 	PushOption
@@ -287,7 +287,7 @@ type idOption bson.ObjectID
 // ID gives the envelope its id and makes the push repeatable: the same push again succeeds and changes nothing while
 // the first one is in the store, live, dead or in the history; another envelope under that id is ErrDuplicate.
 // What was committed without a history is forgotten, so that repeating its push pushes it anew.
-// The rule: id is not the nil ObjectID.
+// Ids are unique over all queues of the store. The rule: id is not the nil ObjectID.
 func ID(id bson.ObjectID) PushOption { return idOption(id) }
 
 func (o idOption) applyPush(s *pushSettings) error {
@@ -373,7 +373,7 @@ func (o afterOption) applyRollback(s *rollbackSettings) error {
 
 type exactOption struct{}
 
-// Exact makes Stats count to the end, however many there are: about a second for each million envelopes.
+// Exact makes Stats count to the end, however many there are: one to two seconds for each million envelopes.
 func Exact() StatsOption { return exactOption{} }
 
 func (exactOption) applyStats(s *statsSettings) error {

@@ -17,17 +17,21 @@ type pool struct {
 	over    context.Context // Run's: nothing is begun after its end
 	asked   context.Context // the one that Run was given, which ends a moment before
 	sources []*source
+	// patience is how long the handlers wait for the claim of one source while another has something: not until that has
+	// to be given back.
+	patience time.Duration
 
 	mu        sync.Mutex
 	wake      *sync.Cond // a source has got something, or the pool stops
-	busy      int        // handlers that run
+	busy      int        // handlers that run, or wait for room to have a job settled
 	stop      bool       // nothing new is begun
 	abandoned bool       // handlers that still run count no more
 
-	handlers  sync.WaitGroup
-	held      held
-	beats     sync.WaitGroup
-	extending atomic.Bool // leases are being extended
+	handlers        sync.WaitGroup
+	held            held
+	beats           sync.WaitGroup
+	extending       atomic.Bool // leases are being extended
+	extendingJoined atomic.Bool // those that a transaction holds
 
 	commits sync.WaitGroup
 }
@@ -36,10 +40,15 @@ func newPool(ctx, asked context.Context, w *Worker) *pool {
 	p := &pool{Worker: w, over: ctx, asked: asked}
 	p.wake = sync.NewCond(&p.mu)
 	p.held.jobs = map[*Reservation]*job{}
+	p.held.rush = make(chan struct{}, 1)
+	p.patience = longestHold
 	for _, src := range w.sources {
 		p.sources = append(p.sources, &source{
 			w: p, q: src.Queue, handler: src.Handler, weight: src.Weight, filled: make(chan struct{}, 1),
 		})
+	}
+	for _, src := range p.sources {
+		p.patience = min(p.patience, src.hold()/4)
 	}
 	return p
 }
@@ -105,8 +114,8 @@ func (w *pool) drain(ended <-chan struct{}, cancelAll context.CancelCauseFunc) e
 	}
 	w.mu.Lock()
 	w.abandoned = true
-	w.mu.Unlock()
 	ids := w.held.abandon()
+	w.mu.Unlock()
 	if len(ids) == 0 {
 		return nil
 	}
@@ -154,7 +163,10 @@ func (w *pool) next() (*source, *Reservation) {
 			src.nudge()
 		}
 		if w.held.gone(b.job, w.s.clock.guess()) { // in the buffer
-			go w.tell(Event{Kind: EventLeaseLost, Q: b.r.Q, ID: b.r.ID, Retries: b.r.Retries, Waited: b.r.Waited(), Err: ErrLeaseLost})
+			w.commits.Go(func() {
+				w.tell(Event{Kind: EventLeaseLost, Q: b.r.Q, ID: b.r.ID, Retries: b.r.Retries, Waited: b.r.Waited(), Err: ErrLeaseLost})
+				_ = w.s.giveBack(context.Background(), b.r) // by the server's clock it may be ours still, and nothing has failed
+			})
 			continue
 		}
 		w.busy++
@@ -177,13 +189,20 @@ func (w *pool) job(base context.Context, src *source, r *Reservation) {
 	err := errGoexit
 	defer func() {
 		ran := time.Since(began)
+		w.mu.Lock() // what a drain has not given up until now it waits for
 		w.held.returned(j)
-		w.mu.Lock()
-		w.busy--
+		abandoned := w.abandoned
+		if !abandoned {
+			w.commits.Add(1)
+		}
 		w.mu.Unlock()
 		var p *PanicError
 		if errors.As(err, &p) {
 			w.log.Error("mongoq: a handler panicked", "queue", r.Q, "id", r.ID.Hex(), "panic", fmt.Sprint(p.Value), "stack", string(p.Stack))
+		}
+		if abandoned {
+			cancel(nil)
+			return
 		}
 		w.settleBehind(base, j, cancel, err, ran)
 	}()
@@ -197,16 +216,8 @@ var errGoexit = errors.New("the handler ended its goroutine")
 func (w *pool) settleBehind(base context.Context, j *job, cancel context.CancelCauseFunc, err error, ran time.Duration) {
 	w.s.behind <- struct{}{} // back-pressure: commits run behind the handlers, but not far
 	w.mu.Lock()
-	abandoned := w.abandoned
-	if !abandoned {
-		w.commits.Add(1)
-	}
+	w.busy--
 	w.mu.Unlock()
-	if abandoned {
-		cancel(nil)
-		<-w.s.behind
-		return
-	}
 	go func() {
 		defer func() {
 			w.held.end(j)
@@ -221,16 +232,17 @@ func (w *pool) settleBehind(base context.Context, j *job, cancel context.CancelC
 // finish settles a job by what its handler returned.
 func (w *pool) finish(base context.Context, j *job, err error, ran time.Duration) {
 	r := j.r
-	ctx := context.WithoutCancel(base)
+	ctx, cancel := detached(base, settleTimeout)
+	defer cancel()
 	ev := Event{Q: r.Q, ID: r.ID, Retries: r.Retries, Waited: r.Waited(), Ran: ran, Err: err}
 	settled, joined, verb := r.state()
 	switch {
-	case j.lost.Load():
-		ev.Kind, ev.Err = EventLeaseLost, ErrLeaseLost
+	case settled && verb != "": // though its lease may have ended since
+		ev.Kind = eventOf(verb)
 		w.tell(ev)
 		return
-	case settled:
-		ev.Kind = eventOf(verb)
+	case settled || j.lost.Load():
+		ev.Kind, ev.Err = EventLeaseLost, ErrLeaseLost
 		w.tell(ev)
 		return
 	case joined && err == nil:
@@ -324,13 +336,22 @@ func (w *pool) release(rs []buffered) {
 	var all sync.WaitGroup
 	for _, b := range rs {
 		all.Go(func() {
-			w.s.giveBack(context.Background(), b.r)
+			ev := Event{Kind: EventReleased, Q: b.r.Q, ID: b.r.ID, Retries: b.r.Retries, Waited: b.r.Waited()}
+			switch err := w.s.giveBack(context.Background(), b.r); {
+			case errors.Is(err, ErrLeaseLost):
+				ev.Kind, ev.Err = EventLeaseLost, err
+			case err != nil:
+				ev.Kind, ev.Err = EventUnsettled, err
+			}
 			w.held.end(b.job)
-			w.tell(Event{Kind: EventReleased, Q: b.r.Q, ID: b.r.ID, Retries: b.r.Retries, Waited: b.r.Waited()})
+			w.tell(ev)
 		})
 	}
 	all.Wait()
 }
+
+// settleTimeout bounds the settling of one job: the attempts of a round, and then its own.
+const settleTimeout = 2 * attempts * attemptTimeout
 
 // troubles is the backoff of a worker that cannot reach the server.
 func troubles() backoff.BackOff {

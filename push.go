@@ -83,8 +83,8 @@ func (q *Queue) Push(ctx context.Context, payload any, opts ...PushOption) (bson
 }
 
 // PushMany stores many envelopes, in batches. An element made by With has options of its own; opts hold for all. The
-// ids are in the order of payloads. Those that failed are listed in a *BatchError and have the nil id; their
-// neighbours are stored. A failure in a transaction is the whole call's.
+// ids are in the order of payloads. Those that failed are listed in a *BatchError and have the nil id, but for one whose
+// outcome is unknown, which keeps its id; their neighbours are stored. A failure in a transaction is the whole call's.
 // The rule: payloads is not empty, and opts hold no ID.
 func (q *Queue) PushMany(ctx context.Context, payloads []any, opts ...PushOption) ([]bson.ObjectID, error) {
 	if err := q.s.open(); err != nil {

@@ -47,7 +47,8 @@ type QueueConfig struct {
 	Delay time.Duration
 
 	// TTL is how long a pushed envelope may wait to be taken, counted from the push, unless the push says otherwise;
-	// past it, it is never delivered, see OnExpire. Zero means for ever. The rule: 0, or at least 1 ms.
+	// past it, it is never delivered, see OnExpire; nor is one that is delayed for longer. Zero means for ever. The rule:
+	// 0, or at least 1 ms.
 	//
 	// Defaults to 0.
 	TTL time.Duration
@@ -60,7 +61,7 @@ type QueueConfig struct {
 	Retention time.Duration
 
 	// RetentionSpread is the most that is added to the Retention of each envelope, at random, so that what was done in one
-	// burst is not forgotten in one. The rule: 0, or at least 1 ms.
+	// burst is not deleted at one time. The rule: 0, or at least 1 ms.
 	//
 	// Defaults to 0.
 	RetentionSpread time.Duration
@@ -74,7 +75,7 @@ type QueueConfig struct {
 
 	// Retry makes the policy of an envelope's retries, new at each call: the n-th failure waits what the n-th
 	// NextBackOff says, and backoff.Stop means the dead-letter queue: WithMaxRetries(b, 3) allows three retries. It is
-	// asked anew at each failure, so an elapsed time counts nothing: leave MaxElapsedTime 0.
+	// asked anew at each failure, so an elapsed time counts nothing: set MaxElapsedTime to 0, which is not its default.
 	//
 	// Defaults to DefaultRetry.
 	Retry func() backoff.BackOff

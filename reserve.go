@@ -41,8 +41,9 @@ type Reservation struct {
 	joined  bool            // a verb has joined a transaction
 	tried   map[string]bool // verbs with an answer lost
 
-	endMu sync.Mutex
-	end   time.Time // of the lease, by the server's clock
+	endMu     sync.Mutex
+	end       time.Time // of the lease, by the server's clock
+	shortened func()    // is told when it comes sooner; nil: nobody wants to know
 }
 
 // Reserve takes the next due envelope under a lease, and waits for one until ctx ends. Due means its time has come by
@@ -271,6 +272,7 @@ func (r *Reservation) Extend(ctx context.Context, d time.Duration) error {
 		return ErrLeaseLost
 	}
 	ctx = outside(ctx)
+	before := r.leaseEnd()
 	// The end that is noted lies before the server's, never after: it is what a commit relies on.
 	lo, _, err := r.s.clock.bounds(ctx)
 	if err != nil {
@@ -290,12 +292,12 @@ func (r *Reservation) Extend(ctx context.Context, d time.Duration) error {
 	}.run(ctx)
 	switch {
 	case err == nil:
-		if end := lo.Add(d); end.Before(r.leaseEnd()) {
+		if lo.Add(d).Before(before) {
 			r.s.ring(r.Q, d, 0) // those who wait sleep until it was to end before
 		}
-		r.setLeaseEnd(lo.Add(d))
+		r.extended(before, lo.Add(d))
 	case sent && !errors.Is(err, ErrLeaseLost):
-		r.setLeaseEnd(minTime(r.leaseEnd(), lo.Add(d)))
+		r.extended(before, minTime(before, lo.Add(d)))
 	case errors.Is(err, ErrLeaseLost):
 		r.settled = true
 	}
@@ -370,14 +372,14 @@ func (r *Reservation) state() (settled, joined bool, verb string) {
 	return r.settled, r.joined, r.verb
 }
 
-// peek tells, without waiting for a verb under way, whether the reservation is settled or about to be, and whether a
+// peek tells, without waiting, whether a verb is under way or else whether the reservation is settled, and whether a
 // transaction may have settled it.
-func (r *Reservation) peek() (settled, joined bool) {
+func (r *Reservation) peek() (busy, settled, joined bool) {
 	if !r.mu.tryLock() {
-		return true, false
+		return true, false, false
 	}
 	defer r.mu.unlock()
-	return r.settled, r.joined
+	return false, r.settled, r.joined
 }
 
 // gate is a lock that is waited for no longer than a context lasts.
@@ -469,10 +471,19 @@ func (r *Reservation) leaseEnd() time.Time {
 	return r.end
 }
 
-func (r *Reservation) setLeaseEnd(t time.Time) {
+// extended notes the end that an extension has made, sent when the lease was to end at that time. Where another was under
+// way beside it nobody knows which came last: the earlier end counts.
+func (r *Reservation) extended(from, to time.Time) {
 	r.endMu.Lock()
-	r.end = t
+	if !r.end.Equal(from) {
+		to = minTime(r.end, to)
+	}
+	shorter := to.Before(r.end)
+	r.end = to
 	r.endMu.Unlock()
+	if shorter && r.shortened != nil {
+		r.shortened()
+	}
 }
 
 func maxTime(a, b time.Time) time.Time {

@@ -3,6 +3,7 @@ package mongoq
 import (
 	"context"
 	"errors"
+	"math"
 	"sync/atomic"
 	"time"
 )
@@ -11,10 +12,7 @@ const (
 	// farthest is how far a source fetches ahead of its handlers at the most.
 	farthest = 2000
 	// longestHold is how long an envelope may wait in a buffer; then others should have it.
-	longestHold = 500 * time.Millisecond
-	// longestWait is how long the handlers wait for the claim of one source while another has something: not until that
-	// has to be given back.
-	longestWait = longestHold / 2
+	longestHold = time.Second
 )
 
 // source is one queue of a worker: it claims ahead of the handlers by what they are about to need.
@@ -87,18 +85,27 @@ func (src *source) ready() *source {
 	return src
 }
 
-// handlers is how many of the worker's are this source's, if every source has its share. The worker's lock is held.
+// handlers is how many of the worker's are this source's, if every source that has something has its share. The worker's
+// lock is held.
 func (src *source) handlers() float64 {
-	all := 0
-	for _, other := range src.w.sources {
+	var all float64
+	for i, other := range src.w.sources {
 		if other == src || !other.dry {
-			all += other.weight
+			all += float64(other.weight)
+		}
+		if src.w.cfg.Strict && other == src {
+			return float64(src.w.cfg.Concurrency)
+		}
+		if src.w.cfg.Strict && !src.w.sources[i].dry {
+			return 0 // that one comes first
 		}
 	}
-	if src.w.cfg.Strict {
-		return float64(src.w.cfg.Concurrency)
-	}
-	return float64(src.w.cfg.Concurrency*src.weight) / float64(all)
+	return float64(src.w.cfg.Concurrency) * float64(src.weight) / all
+}
+
+// hold is how long an envelope may wait in the buffer: its lease runs meanwhile.
+func (src *source) hold() time.Duration {
+	return min(longestHold, max(src.q.cfg.Lease/4, 10*time.Millisecond))
 }
 
 // rejoin has a source that had nothing share from now on; what it did not take is forgone.
@@ -133,32 +140,37 @@ func (src *source) fetch(ctx context.Context) {
 	w.mu.Unlock()
 	defer w.s.settled(src.q.name) // what is claimed for one that stops is given back when Run ends
 	pace := pace{}
+	begun := int64(0) // jobs, when it claimed last
 	trouble := troubles()
 	away := false
 	for ctx.Err() == nil {
 		w.mu.Lock()
-		pace.mark(src.done.Load(), src.spent.Load())
+		done := src.done.Load()
+		pace.mark(done, src.spent.Load())
 		if src.slow {
 			src.slow = false
 			pace.forget()
 		}
-		src.ahead = pace.ahead(src.handlers())
-		want := w.cfg.Concurrency - w.busy + src.ahead - len(src.buffer)
+		handlers := src.handlers()
+		// No more than four times what was done since it claimed last: one sample says little of how fast handlers are.
+		src.ahead = min(pace.ahead(handlers, src.hold()), max(w.cfg.Concurrency, 4*int(done-begun)))
+		free := int(math.Ceil(float64(w.cfg.Concurrency-w.busy) * handlers / float64(w.cfg.Concurrency)))
+		want := free + src.ahead - len(src.buffer)
 		w.mu.Unlock()
 		if want <= 0 {
 			select {
 			case <-need:
-			case <-time.After(longestHold): // the pace may have changed
+			case <-time.After(src.hold()): // the pace may have changed
 			case <-ctx.Done():
 			}
 			continue
 		}
-		asked := time.Now()
+		begun = done
 		waiting, quit := context.WithCancel(ctx)
 		w.mu.Lock()
 		src.quit = quit
 		w.mu.Unlock()
-		rs, err := src.claim(waiting, min(want, farthest))
+		rs, took, err := src.claim(waiting, min(want, farthest), away)
 		interrupted := waiting.Err() != nil
 		quit()
 		if err != nil && interrupted && ctx.Err() == nil {
@@ -181,50 +193,61 @@ func (src *source) fetch(ctx context.Context) {
 			trouble.Reset()
 			w.log.Info("mongoq: the worker claims again", "queue", src.q.name)
 		}
-		pace.took(time.Since(asked), len(rs), want)
-		src.fill(rs)
+		if len(rs) > 0 {
+			pace.took(took)
+			src.fill(rs)
+		}
 	}
 }
 
-// claim waits for envelopes. Beside other sources it first asks whether there are any, so that handlers know whether to
-// wait for this one; if the answer takes long, they don't.
-func (src *source) claim(ctx context.Context, n int) ([]*Reservation, error) {
-	if len(src.w.sources) > 1 {
-		slow := time.AfterFunc(longestWait, src.dries)
-		rs, err := src.wait(ctx, n, true)
+// claim waits for envelopes, and tells how long the claim took that got them. Beside other sources it first asks whether
+// there are any, so that handlers know whether to wait for this one; if the answer takes long, they don't. After trouble it
+// only asks: nothing and no error is an answer.
+func (src *source) claim(ctx context.Context, n int, afterTrouble bool) ([]*Reservation, time.Duration, error) {
+	if len(src.w.sources) > 1 || afterTrouble {
+		slow := time.AfterFunc(src.w.patience, src.dries)
+		rs, took, err := src.wait(ctx, n, true)
 		slow.Stop()
 		if !errors.Is(err, ErrEmpty) && !errors.Is(err, ErrQueuePaused) {
-			return rs, err
+			return rs, took, err
 		}
 		src.dries()
+		if afterTrouble {
+			return nil, 0, nil
+		}
 	}
 	return src.wait(ctx, n, false)
 }
 
-func (src *source) wait(ctx context.Context, n int, try bool) ([]*Reservation, error) {
+func (src *source) wait(ctx context.Context, n int, try bool) ([]*Reservation, time.Duration, error) {
 	w := &waiter{q: src.q, want: n, lease: src.q.cfg.Lease, try: try, again: true, out: make(chan claimed, 1)}
-	return src.q.s.wait(ctx, w)
+	rs, err := src.q.s.wait(ctx, w)
+	if len(rs) == 0 {
+		return nil, 0, err
+	}
+	return rs, time.Since(w.begun), err
 }
 
 // fill puts what was claimed where the handlers take it.
 func (src *source) fill(rs []*Reservation) {
 	w := src.w
-	at := time.Now()
-	w.mu.Lock()
-	src.rejoin()
-	for _, r := range rs {
-		src.buffer = append(src.buffer, buffered{r: r, job: w.held.add(r), at: at})
-	}
-	w.wake.Broadcast()
-	w.mu.Unlock()
-	select {
-	case src.filled <- struct{}{}:
-	default:
+	some, at := make([]buffered, len(rs)), time.Now()
+	for i, r := range rs {
+		some[i] = buffered{r: r, job: w.held.add(r), at: at} // from now on its lease is kept
 	}
 	if w.cfg.OnEvent != nil {
 		for _, r := range rs {
 			w.tell(Event{Kind: EventReserved, Q: r.Q, ID: r.ID, Retries: r.Retries, Waited: r.Waited()})
 		}
+	}
+	w.mu.Lock()
+	src.rejoin()
+	src.buffer = append(src.buffer, some...)
+	w.wake.Broadcast()
+	w.mu.Unlock()
+	select {
+	case src.filled <- struct{}{}:
+	default:
 	}
 }
 
@@ -238,7 +261,7 @@ func (src *source) tend(ctx context.Context) {
 			return
 		}
 		for left := true; left; {
-			if sleep(ctx, longestHold/2) != nil {
+			if sleep(ctx, src.hold()/2) != nil {
 				return
 			}
 			left = src.shed()
@@ -251,7 +274,7 @@ func (src *source) shed() (left bool) {
 	w := src.w
 	w.mu.Lock()
 	n := 0
-	for n < len(src.buffer) && time.Since(src.buffer[n].at) >= longestHold {
+	for n < len(src.buffer) && time.Since(src.buffer[n].at) >= src.hold() {
 		n++
 	}
 	old := src.buffer[:n:n]
@@ -288,8 +311,12 @@ func (p *pace) mark(done, spent int64) {
 		return
 	default:
 		p.rate += 0.5 * (n/dt - p.rate)
-		if n > 0 {
-			p.cycle += 0.5 * (float64(spent-p.spent)/n/1e9 - p.cycle)
+		switch cycle := float64(spent-p.spent) / n / 1e9; {
+		case n == 0:
+		case p.cycle == 0:
+			p.cycle = cycle
+		default:
+			p.cycle += 0.5 * (cycle - p.cycle)
 		}
 	}
 	p.done, p.spent, p.at = done, spent, now
@@ -298,20 +325,17 @@ func (p *pace) mark(done, spent int64) {
 // forget takes the handlers for slow until they have shown otherwise.
 func (p *pace) forget() { p.rate = 0 }
 
-// took notes how long a claim took; one that waited for envelopes to come tells nothing.
-func (p *pace) took(d time.Duration, got, want int) {
-	if got*2 < want && p.latency > 0 {
-		return
-	}
+// took notes how long a claim took.
+func (p *pace) took(d time.Duration) {
 	p.latency += 0.3 * (min(d.Seconds(), 1) - p.latency)
 }
 
 // ahead is what the handlers begin while two claims are made: twice what they began so far, as long as that was all they
 // had. It is at most what so many handlers can do in half the time that an envelope may wait, and nothing if they are
 // slow.
-func (p *pace) ahead(handlers float64) int {
+func (p *pace) ahead(handlers float64, hold time.Duration) int {
 	n := min(2*p.rate*p.latency, farthest)
-	if can := handlers * longestHold.Seconds() / 2; n*p.cycle > can {
+	if can := handlers * hold.Seconds() / 2; n*p.cycle > can {
 		n = can / p.cycle
 	}
 	return int(n)

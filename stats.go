@@ -34,8 +34,9 @@ type Stats struct {
 }
 
 // Stats counts. Each count is exact up to 10,000, and stops there with Capped set: a few tens of milliseconds whatever the
-// queue holds. Beyond 10,000 envelopes that are not due, Scheduled and Reserved share what was counted of them, the
-// soonest first. What is on its way into its partition of the history may be counted twice. Exact counts to the end, at about a second for each million envelopes.
+// queue holds. Of envelopes that are not due, only the 10,000 soonest are counted, as Scheduled or Reserved. What is on its
+// way into its partition of the history may be counted twice. Exact counts to the end, at one to two seconds for each
+// million envelopes.
 func (q *Queue) Stats(ctx context.Context, opts ...StatsOption) (Stats, error) {
 	var set statsSettings
 	for _, o := range opts {

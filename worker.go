@@ -126,7 +126,12 @@ func (q *Queue) Worker(h Handler, cfg WorkerConfig) (*Worker, error) {
 		}
 		handler := src.Handler
 		for _, wrap := range slices.Backward(cfg.Middleware) {
-			handler = wrap(handler)
+			if wrap != nil {
+				handler = wrap(handler)
+			}
+			if wrap == nil || handler == nil {
+				return nil, invalid("Middleware must not be nil, nor make a nil handler")
+			}
 		}
 		w.sources = append(w.sources, Source{Queue: src.Queue, Handler: handler, Weight: src.Weight})
 	}
@@ -152,5 +157,8 @@ func (w *Worker) Run(ctx context.Context) error {
 	defer end()
 	defer context.AfterFunc(w.s.life, end)()
 	err := newPool(working, ctx, w).run()
-	return errors.Join(err, w.s.open())
+	if closed := w.s.open(); closed != nil {
+		return errors.Join(err, closed)
+	}
+	return err
 }

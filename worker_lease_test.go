@@ -278,42 +278,40 @@ func TestASettledEnvelopeIsNotLost(t *testing.T) {
 	require.Empty(t, w.log.from(slog.LevelWarn))
 }
 
-// What has lost its lease while it waited for a handler is not begun: somebody else may have it.
+// What has lost its lease while it waited for a handler is not begun: somebody else may have it. If nobody has, it is given
+// back, and has not failed.
 func TestWhatIsLostBeforeItsHandlerIsNotBegun(t *testing.T) {
 	t.Parallel()
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
 		store := openStore(t, db)
-		cfg := mongoq.QueueConfig{Lease: 50 * time.Millisecond, Retry: retries(1000)}
-		a, b := newQueue(t, store, "a", cfg), newQueue(t, store, "b", cfg)
-		var w *running
-		var dead atomic.Int64
-		ready := make(chan struct{})
-		// One handler for two queues: while it is busy with one envelope, another waits.
+		a, b := newQueue(t, store, "a"), newQueue(t, store, "b")
+		var dead, failed atomic.Int64
+		begun, finish := make(chan struct{}, 8), make(chan struct{})
 		h := func(ctx context.Context, r *mongoq.Reservation) error {
-			<-ready
-			select {
-			case <-ctx.Done():
+			begun <- struct{}{}
+			if ctx.Err() != nil {
 				dead.Add(1)
-				return nil
-			default:
 			}
-			if r.Deliveries > 1 {
-				return nil
-			}
-			deadline := time.Now().Add(soon)
-			for len(w.log.from(slog.LevelWarn)) < 2 && time.Now().Before(deadline) {
-				_ = lasting(t.Context(), time.Millisecond) // until both leases have run out
-			}
+			failed.Add(int64(r.Retries))
+			<-finish
 			return nil
 		}
+		w := run(t, a, h, mongoq.WorkerConfig{Concurrency: 1, NoHeartbeat: true, Also: []mongoq.Source{{Queue: b, Handler: h}}})
+		awaitSleep(t, store, "a", 1)
+		awaitSleep(t, store, "b", 1)
+		// One handler for two queues: while it is busy with one envelope, another waits.
 		push(t, a, "x")
-		push(t, b, "x")
-		w = run(t, a, h, mongoq.WorkerConfig{Concurrency: 1, NoHeartbeat: true, Also: []mongoq.Source{{Queue: b, Handler: h}}})
-		close(ready)
+		await(t, begun, "it was not begun")
+		id := push(t, b, "x")
+		w.awaits(t, mongoq.EventReserved, 2)
+		mongoq.Ahead(store, time.Minute) // its lease is over
+		push(t, newQueue(t, store, "c"), "x")
+		close(finish)
+		require.Equal(t, id, w.awaits(t, mongoq.EventLeaseLost, 1)[0].ID)
 		w.awaits(t, mongoq.EventCommitted, 2)
 		require.NoError(t, w.ends(t))
 		require.Zero(t, dead.Load(), "handlers were begun without a lease")
-		requireEmpty(t, db)
+		require.Zero(t, failed.Load(), "what never began has failed")
 	})
 }
 
@@ -346,6 +344,62 @@ func TestHeartbeatsOutliveErrorsThatPass(t *testing.T) {
 	for _, e := range w.awaits(t, mongoq.EventCommitted, 4) {
 		require.Zero(t, e.Retries)
 	}
+	require.Empty(t, w.told(mongoq.EventLeaseLost))
+}
+
+// What was refused is tried again soon, while most of the lease is left, and not a third of it later.
+func TestAHeartbeatThatFailedIsRepeatedSoon(t *testing.T) {
+	t.Parallel()
+	const lease, failures = 6 * time.Second, 6 // of each attempt the statement for all, and that for one
+	db := mongotest.Faulty(t, mongotest.ReplicaSet)
+	q := newQueue(t, openStore(t, db), "q", mongoq.QueueConfig{Lease: lease, Retry: retries(100)})
+	begun, finish := make(chan struct{}, 1), make(chan struct{})
+	w := run(t, q, func(ctx context.Context, _ *mongoq.Reservation) error {
+		begun <- struct{}{}
+		select {
+		case <-finish:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	})
+	id := push(t, q, "x")
+	await(t, begun, "it was not begun")
+	first := storedBytes(t, db, id).Lookup("when").Time()
+	heal := mongotest.Fail(t, db, mongotest.Times(failures), bson.D{
+		{Key: "failCommands", Value: bson.A{"update"}}, {Key: "errorCode", Value: 13}, // Unauthorized
+		{Key: "namespace", Value: db.Name() + ".mongoq"},
+	})
+	require.Eventually(t, func() bool { return storedBytes(t, db, id).Lookup("when").Time().After(first) }, late, 5*time.Millisecond)
+	require.Equal(t, failures, heal())
+	close(finish)
+	w.awaits(t, mongoq.EventCommitted, 1)
+	require.Empty(t, w.told(mongoq.EventLeaseLost))
+}
+
+// A handler that shortens its lease has it extended in time all the same.
+func TestAHandlerMayShortenItsLease(t *testing.T) {
+	t.Parallel()
+	db := mongotest.Database(t, mongotest.ReplicaSet)
+	q := newQueue(t, openStore(t, db), "q", mongoq.QueueConfig{Lease: time.Minute, Retry: retries(100)})
+	shortened := make(chan bson.ObjectID, 1)
+	w := run(t, q, func(ctx context.Context, r *mongoq.Reservation) error {
+		for range 2 { // the heart may look while the second is under way
+			if err := r.Extend(ctx, 10*time.Second); err != nil {
+				return err
+			}
+		}
+		shortened <- r.ID
+		for time.Until(storedBytes(t, db, r.ID).Lookup("when").Time()) < 30*time.Second {
+			if err := lasting(ctx, 5*time.Millisecond); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	push(t, q, "x")
+	await(t, shortened, "it was not begun")
+	w.awaits(t, mongoq.EventCommitted, 1)
 	require.Empty(t, w.told(mongoq.EventLeaseLost))
 }
 

@@ -323,6 +323,37 @@ func TestACommitOnItsWayIsNotAbandoned(t *testing.T) {
 	})
 }
 
+// A job that is done and waits for its turn to be stored is neither abandoned nor forgotten.
+func TestAJobThatWaitsToBeStoredIsNotAbandoned(t *testing.T) {
+	t.Parallel()
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		store := openStore(t, db)
+		q := newQueue(t, store, "q", mongoq.QueueConfig{Lease: time.Minute})
+		begun, finish := make(chan struct{}, 8), make(chan struct{})
+		defer close(finish)
+		w := run(t, q, func(_ context.Context, r *mongoq.Reservation) error {
+			begun <- struct{}{}
+			if r.Payload.Type == bson.TypeString {
+				<-finish
+			}
+			return nil
+		}, mongoq.WorkerConfig{DrainTimeout: 10 * time.Millisecond})
+		stubborn := push(t, q, "stubborn")
+		await(t, begun, "it was not begun")
+		empty := mongoq.FillBehind(store)
+		defer empty()
+		push(t, q, 1)
+		await(t, begun, "it was not begun")
+		w.stop()
+		require.Eventually(t, func() bool { return len(w.log.from(slog.LevelError)) > 0 }, late, 2*time.Millisecond)
+		empty()
+		var abandoned *mongoq.AbandonedError
+		require.ErrorAs(t, w.ends(t), &abandoned)
+		require.Equal(t, []bson.ObjectID{stubborn}, abandoned.IDs)
+		require.Len(t, w.told(mongoq.EventCommitted), 1)
+	})
+}
+
 func TestCommitsAreStoredWhenRunReturns(t *testing.T) {
 	t.Parallel()
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {

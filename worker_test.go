@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -200,6 +201,11 @@ func TestAWorkerIsConfiguredByRules(t *testing.T) {
 		{"weight of another", idle, mongoq.WorkerConfig{Also: []mongoq.Source{{Queue: q, Handler: idle, Weight: -1}}}, "Weight must be >= 1, got -1"},
 		{"no other queue", idle, mongoq.WorkerConfig{Also: []mongoq.Source{{Handler: idle}}}, "queue 1 needs a queue and a handler"},
 		{"no other handler", idle, mongoq.WorkerConfig{Also: []mongoq.Source{{Queue: q}}}, "queue 1 needs a queue and a handler"},
+		{"no function", mongoq.Handle[string](nil), mongoq.WorkerConfig{}, "needs a queue and a handler"},
+		{"no middleware", idle, mongoq.WorkerConfig{Middleware: []mongoq.Middleware{nil}}, "Middleware must not be nil"},
+		{"middleware that makes none", idle, mongoq.WorkerConfig{
+			Middleware: []mongoq.Middleware{func(mongoq.Handler) mongoq.Handler { return nil }},
+		}, "nor make a nil handler"},
 		{"another store", idle, mongoq.WorkerConfig{Also: []mongoq.Source{{Queue: stranger, Handler: idle}}}, "must be of one store"},
 	}
 	for _, c := range bad {
@@ -593,6 +599,69 @@ func TestAWorkerOutlivesItsServer(t *testing.T) {
 			require.Equal(t, 1, back, "%v", w.log.from(slog.LevelInfo))
 		})
 	}
+}
+
+// A worker with nothing to do says that its server is there again when it is, not when something comes.
+func TestAnIdleWorkerSaysThatItsServerIsBack(t *testing.T) {
+	t.Parallel()
+	db := mongotest.Faulty(t, mongotest.ReplicaSet)
+	store := openStore(t, db)
+	q := newQueue(t, store, "q")
+	w := run(t, q, idle)
+	awaitSleep(t, store, "q", 1)
+	for n := 1; n <= 2; n++ {
+		heal := mongotest.Fail(t, db, mongotest.Always, bson.D{
+			{Key: "failCommands", Value: bson.A{"find", "findAndModify"}}, {Key: "errorCode", Value: 13}, // Unauthorized
+			{Key: "namespace", Value: db.Name() + ".mongoq"},
+		})
+		mongoq.Ring(store, "q")
+		require.Eventually(t, func() bool { away, _ := troubled(w); return away == n }, late, 5*time.Millisecond)
+		heal()
+		require.Eventually(t, func() bool { _, back := troubled(w); return back == n }, late, 5*time.Millisecond)
+		awaitSleep(t, store, "q", 1)
+	}
+	push(t, q, "x")
+	w.awaits(t, mongoq.EventCommitted, 1)
+}
+
+// Any weight is one.
+func TestAHugeWeightIsAWeight(t *testing.T) {
+	t.Parallel()
+	store := openStore(t, mongotest.Database(t, mongotest.ReplicaSet))
+	q, other := newQueue(t, store, "q"), newQueue(t, store, "other")
+	w := run(t, q, idle, mongoq.WorkerConfig{Weight: math.MaxInt, Also: []mongoq.Source{{Queue: other, Handler: idle, Weight: math.MaxInt}}})
+	push(t, q, "x")
+	push(t, other, "y")
+	w.awaits(t, mongoq.EventCommitted, 2)
+}
+
+// What is claimed beside other queues is for the handlers that are this queue's share: the rest would wait for them, and
+// have to be given back.
+func TestQueuesClaimNoMoreThanTheirShare(t *testing.T) {
+	t.Parallel()
+	store := openStore(t, mongotest.Database(t, mongotest.ReplicaSet))
+	const handlers = 12
+	finish := make(chan struct{})
+	var busy atomic.Int64
+	slow := func(context.Context, *mongoq.Reservation) error {
+		busy.Add(1)
+		<-finish
+		return nil
+	}
+	cfg := mongoq.WorkerConfig{Concurrency: handlers}
+	qs := []*mongoq.Queue{newQueue(t, store, "a"), newQueue(t, store, "b"), newQueue(t, store, "c"), newQueue(t, store, "d")}
+	for _, q := range qs {
+		pushAll(t, q, ints(handlers))
+	}
+	for _, q := range qs[1:] {
+		cfg.Also = append(cfg.Also, mongoq.Source{Queue: q, Handler: slow})
+	}
+	w := run(t, qs[0], slow, cfg)
+	require.Eventually(t, func() bool { return busy.Load() == handlers }, late, 2*time.Millisecond)
+	// Each may have claimed once for its share, and one of them more before the others had theirs.
+	require.LessOrEqual(t, len(w.told(mongoq.EventReserved)), 3*handlers)
+	close(finish)
+	w.awaits(t, mongoq.EventCommitted, len(qs)*handlers)
 }
 
 // clientOf is a database of a server of one's own, through a client of its own.
