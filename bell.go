@@ -16,7 +16,7 @@ import (
 
 // The bell wakes waiting consumers of other processes. Who makes an envelope due writes the queue's name into a small
 // capped collection, <Collection>.signals, and every process that waits follows it with one tailable cursor. A signal
-// is a hint: one that is lost costs a poll interval, no more.
+// is a hint: one that is lost costs a poll interval, or lowMost in a busy claimer, no more.
 
 const (
 	// signalsSize is the capped collection's, in bytes: some thousand signals.
@@ -24,6 +24,8 @@ const (
 	// ringEvery is the least time between two signals of a process. The first goes at once, and what rings meanwhile
 	// goes together after it, so that no ring is lost.
 	ringEvery = 10 * time.Millisecond
+	// ringMost is how many queues one signal names: with the longest names it is half the collection.
+	ringMost = 400
 	// awaitTime is how long the server holds a getMore that finds nothing.
 	awaitTime = 5 * time.Second
 	// silence is how long an answer may take beyond that, before the server counts as away.
@@ -73,10 +75,13 @@ func newBell(s *Store, name string) *bell {
 	}
 }
 
-// open makes the collection when the store opens: a write would make one that is not capped. Where it cannot be had,
-// nothing is sent.
+// open makes the collection when the store opens: a write would make one that is not capped. Where it is refused, nothing is
+// sent.
 func (b *bell) open(ctx context.Context) {
-	if err := b.prepare(ctx); err != nil {
+	err := b.prepare(ctx)
+	switch {
+	case mayHaveHappened(err) || worthRetrying(err): // whoever follows tries again
+	case err != nil:
 		b.mute, b.deaf = true, true
 		b.s.log.Warn("mongoq: no signals between processes can be had; consumers poll", "collection", b.coll.Name(), "error", err)
 	}
@@ -107,19 +112,21 @@ func (b *bell) send() {
 	defer b.s.wg.Done()
 	for {
 		b.mu.Lock()
-		rings := b.pending
-		b.pending = map[string]rung{}
-		if len(rings) == 0 {
+		if len(b.pending) == 0 {
 			b.ringing = false
 			b.mu.Unlock()
 			return
 		}
-		b.mu.Unlock()
 		var qs bson.A
 		now := b.s.clock.guess()
-		for q, r := range rings {
+		for q, r := range b.pending {
+			if len(qs) == ringMost {
+				break
+			}
 			qs = append(qs, bson.D{field("q", q), field("when", now.Add(time.Until(r.at))), field("later", r.later)})
+			delete(b.pending, q)
 		}
+		b.mu.Unlock()
 		ctx, cancel := context.WithTimeout(context.Background(), claimTimeout)
 		_, err := b.coll.InsertOne(ctx, bson.D{field("qs", qs)})
 		cancel()
@@ -156,6 +163,9 @@ func (b *bell) follow() {
 		err := b.followOnce(b.s.life)
 		b.mu.Lock()
 		was := b.hears
+		if err != nil && (was || mayHaveHappened(err) || worthRetrying(err)) {
+			b.s.clock.distrust() // the server may be another one
+		}
 		b.hears = false
 		if b.s.life.Err() != nil || err == nil {
 			b.listening = false
@@ -268,11 +278,14 @@ type awaited struct {
 	wait  time.Duration // from then on
 	began time.Time     // the write may have the time of then
 	until time.Time     // it is given up
+
+	next  time.Time // it is looked for again
+	pause time.Duration
 }
 
 // watch rings for a write once it can be seen.
 func (b *bell) watch(a awaited) {
-	a.until = time.Now().Add(watchFor)
+	a.until, a.next, a.pause = time.Now().Add(watchFor), time.Now().Add(watchPause), watchPause
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.awaited) >= watchMost { // consumers find the oldest when they look from the head
@@ -290,42 +303,59 @@ func (b *bell) watch(a awaited) {
 	go b.watchAll()
 }
 
-// watchAll looks for what is awaited, all in one read, while there is any: soon after the latest has come, and then
-// less often.
+// watchAll looks for what is awaited while there is any: soon after it has come, and then less often.
 func (b *bell) watchAll() {
 	defer b.s.wg.Done()
-	pause := watchPause
 	for {
-		t := time.NewTimer(pause)
+		some, in, over := b.upNext()
+		if over {
+			return
+		}
+		if len(some) > 0 {
+			seen := b.seen(some)
+			for _, a := range seen {
+				b.s.ring(a.queue, a.wait, time.Since(a.began))
+			}
+			b.mu.Lock()
+			b.awaited = slices.DeleteFunc(b.awaited, func(a awaited) bool { return slices.Contains(seen, a) })
+			b.mu.Unlock()
+			continue
+		}
+		t := time.NewTimer(in)
 		select {
 		case <-b.more:
-			t.Stop()
-			pause = watchPause
-			if sleep(b.s.life, pause) != nil {
-				return
-			}
 		case <-t.C:
 		case <-b.s.life.Done():
 			t.Stop()
 			return
 		}
-		b.mu.Lock()
-		b.awaited = slices.DeleteFunc(b.awaited, func(a awaited) bool { return time.Now().After(a.until) })
-		all := slices.Clone(b.awaited)
-		b.watching = len(all) > 0
-		b.mu.Unlock()
-		if len(all) == 0 {
-			return
-		}
-		seen := b.seen(all)
-		for _, a := range seen {
-			b.s.ring(a.queue, a.wait, time.Since(a.began))
-		}
-		b.mu.Lock()
-		b.awaited = slices.DeleteFunc(b.awaited, func(a awaited) bool { return slices.Contains(seen, a) })
-		b.mu.Unlock()
-		pause = min(pause*3/2, watchPauses)
+		t.Stop()
 	}
+}
+
+// upNext are those to be looked for now and, so that they go together, those that would be soon; else in how long the
+// first is to be. Nobody watches any more when it is over.
+func (b *bell) upNext() (some []awaited, in time.Duration, over bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := time.Now()
+	b.awaited = slices.DeleteFunc(b.awaited, func(a awaited) bool { return now.After(a.until) })
+	in = watchPauses
+	for _, a := range b.awaited {
+		in = min(in, a.next.Sub(now))
+	}
+	if in > 0 {
+		b.watching = len(b.awaited) > 0
+		return nil, in, !b.watching
+	}
+	for i := range b.awaited {
+		if a := &b.awaited[i]; a.next.Sub(now) <= a.pause/4 {
+			a.pause = min(a.pause*3/2, watchPauses)
+			a.next = now.Add(a.pause)
+			some = append(some, *a)
+		}
+	}
+	return some, 0, false
 }
 
 // seen are those that can be seen now.

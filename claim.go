@@ -116,9 +116,13 @@ func (c *claimer) claimSome(ctx context.Context, q *Queue, n int, sure bool, g g
 	for range claimAttempts {
 		epoch := c.s.clock.known()
 		token := bson.NewObjectID()
+		c.sent = false
 		got, err := c.attempt(ctx, n, sure, g, token)
-		if err != nil && len(got) == 0 && (n > 1 || mayHaveHappened(err)) {
-			c.s.abandon(c.name, token, g.lease) // whatever is under it is nobody's
+		if err != nil && len(got) == 0 && c.sent && (n > 1 || mayHaveHappened(err)) {
+			c.abandon(token, g.lease) // whatever is under it is nobody's
+		}
+		if worthRetrying(err) {
+			c.s.clock.distrust() // the primary has changed
 		}
 		if mayHaveHappened(err) {
 			c.s.clock.distrust()
@@ -166,6 +170,9 @@ func (c *claimer) attempt(ctx context.Context, n int, sure bool, g grant, token 
 	if err != nil {
 		return nil, err
 	}
+	if time.Since(maxTime(c.low.whole, c.low.tried)) >= lowMost { // for what no look from a bound finds
+		c.low.tried, from = time.Now(), time.Time{}
+	}
 	for range conflicts {
 		got, met, err := c.look(ctx, n, g, token, from)
 		switch {
@@ -202,6 +209,7 @@ func (c *claimer) look(ctx context.Context, n int, g grant, token bson.ObjectID,
 	if err != nil {
 		return nil, false, err
 	}
+	c.sent = true
 	raw, err := c.s.claimOne(ctx, claimTimeout, claimFilter(c.name, c.skipped(), from), c.s.ready, g, token)
 	if err != nil || raw == nil {
 		return nil, false, err
@@ -242,12 +250,12 @@ func (s *Store) claimOne(ctx context.Context, limit time.Duration, filter bson.D
 //
 // Claimers of several processes see the same head. Those that met each other there go by turns: see turn.go.
 func (c *claimer) claimMany(ctx context.Context, n int, g grant, token bson.ObjectID, from time.Time) (got []taken, met bool, err error) {
-	lo, hi, err := c.s.clock.bounds(ctx)
+	over := c.takeTurn(ctx)
+	defer over()
+	lo, _, err := c.s.clock.bounds(ctx)
 	if err != nil {
 		return nil, false, err
 	}
-	over := c.takeTurn(ctx)
-	defer over()
 	found, err := c.s.candidates(ctx, claimFilter(c.name, c.skipped(), from), n)
 	if err != nil || len(found) == 0 {
 		return nil, false, err
@@ -257,6 +265,7 @@ func (c *claimer) claimMany(ctx context.Context, n int, g grant, token bson.Obje
 		c.low.saw(priorityOf(found[0].raw), when, lo)
 	}
 	fresh, other := sortFresh(found, g.policy)
+	c.sent = true
 	won, err := c.s.claimStatements(ctx, c.name, fresh, other, g, token)
 	over()
 	if err != nil {
@@ -273,8 +282,9 @@ func (c *claimer) claimMany(ctx context.Context, n int, g grant, token bson.Obje
 		return nil, true, nil
 	case won == len(found) && len(other) == 0:
 		got = make([]taken, len(found))
+		latest := c.s.clock.guess()
 		for i, d := range found {
-			got[i] = taken{raw: d.raw, fresh: true, reserved: lo, latest: hi, until: lo.Add(g.lease), token: token, policy: g.policy}
+			got[i] = taken{raw: d.raw, fresh: true, reserved: lo, latest: latest, until: lo.Add(g.lease), token: token, policy: g.policy}
 		}
 		return got, true, nil
 	}
@@ -402,7 +412,7 @@ func ids(ctx context.Context, cur *mongo.Cursor) ([]bson.RawValue, error) {
 
 // oneByOne claims candidates singly and for a short time each: one that an open transaction holds, under a lease that
 // has run out, would hold up a claim of the head until that transaction ends. Such ones are passed over for a while.
-// When nothing can be had it is the server that is slow, and nothing is passed over.
+// When nothing can be had it may be the server that is slow, and the caller is told; else the next claim gets past them.
 func (c *claimer) oneByOne(ctx context.Context, n int, g grant) ([]taken, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
@@ -415,11 +425,11 @@ func (c *claimer) oneByOne(ctx context.Context, n int, g grant) ([]taken, error)
 		ids[i] = d.id
 	}
 	got, slow, err := c.byID(ctx, ids, n, g)
-	if err != nil || len(slow) == tooSlow && len(got) == 0 {
-		return nil, errors.Join(err, context.DeadlineExceeded)
-	}
 	for _, id := range slow {
 		c.skips = append(c.skips, skip{id: id, until: time.Now().Add(skipFor)})
+	}
+	if err != nil || len(slow) == tooSlow && len(got) == 0 {
+		return nil, errors.Join(err, context.DeadlineExceeded)
 	}
 	return got, nil
 }
@@ -436,7 +446,7 @@ func (c *claimer) byID(ctx context.Context, ids []bson.RawValue, n int, g grant)
 		case err == nil && raw != nil:
 			got = append(got, taken{raw: raw})
 		case mayHaveHappened(err):
-			c.s.abandon(c.name, token, g.lease)
+			c.abandon(token, g.lease)
 			slow = append(slow, id)
 		case tooLarge(err):
 			slow = append(slow, id)
@@ -522,50 +532,6 @@ func (c *claimer) skipped() []bson.RawValue {
 type skip struct {
 	id    bson.RawValue
 	until time.Time
-}
-
-// abandon looks for envelopes under a token that nobody holds, and releases them: at once, and again until the attempt
-// that bore it cannot run any more.
-func (s *Store) abandon(q string, token bson.ObjectID, lease time.Duration) {
-	if !s.begin() {
-		return
-	}
-	go func() {
-		defer s.wg.Done()
-		until, cancel := context.WithTimeout(s.life, min(lease+claimTimeout, time.Minute))
-		defer cancel()
-		for pause := 10 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
-			over := sleep(until, pause) != nil // a last look when the time is up, or the store closes
-			n, err := s.releaseToken(q, token, lease)
-			if n > 0 || mayHaveHappened(err) {
-				s.ring(q, 0, longAgo)
-			}
-			if over && err != nil {
-				s.log.Warn("mongoq: an abandoned claim could not be looked for; its envelope is delivered again when the lease ends", "queue", q, "error", err)
-			}
-			if over {
-				return
-			}
-		}
-	}()
-}
-
-// releaseToken releases what is reserved under a token, without a trace of the claim but its delivery count.
-func (s *Store) releaseToken(q string, token bson.ObjectID, lease time.Duration) (int64, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), attemptTimeout)
-	defer cancel()
-	filter := bson.D{
-		field("q", q), field("processed", nil), field("lease", token),
-		field("prio", op("$in", priorities)),
-		field("$expr", op("$and", bson.A{
-			op("$gt", bson.A{"$when", now}), op("$lte", bson.A{"$when", later(lease)}),
-		})),
-	}
-	res, err := s.envs.UpdateMany(ctx, filter, releaseUpdate(token, start{place: true}, s.policyOf(q)), options.UpdateMany().SetHint(s.ready))
-	if err != nil {
-		return 0, err
-	}
-	return res.MatchedCount, nil
 }
 
 // nextDue asks in how long the first envelope of the queue can be taken; ok is false when there is none. One whose

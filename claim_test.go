@@ -388,6 +388,44 @@ func TestClaimsPassOverWhatAnOpenTransactionHolds(t *testing.T) {
 	require.Equal(t, 1, again.Retries)
 }
 
+// So many may be held that a claim tries no others: the next one does.
+func TestClaimsPassOverManyThatAnOpenTransactionHolds(t *testing.T) {
+	t.Parallel()
+	db := mongotest.Database(t, mongotest.ReplicaSet)
+	q := newQueue(t, openStore(t, db), "q", mongoq.QueueConfig{Lease: time.Minute})
+	const held = 12
+	pushAll(t, q, ints(held))
+	rs, err := q.ReserveMany(t.Context(), held, mongoq.LeaseFor(brief))
+	require.NoError(t, err)
+	require.Len(t, rs, held)
+	session, err := db.Client().StartSession()
+	require.NoError(t, err)
+	defer session.EndSession(context.Background())
+	require.NoError(t, session.StartTransaction())
+	for _, r := range rs {
+		require.NoError(t, r.Rollback(mongo.NewSessionContext(t.Context(), session), errFailed))
+	}
+	require.Eventually(t, func() bool {
+		due, err := q.Peek(t.Context(), held)
+		require.NoError(t, err)
+		return len(due) == held // their leases have ended
+	}, soon, 10*time.Millisecond)
+	behind := push(t, q, "behind")
+	require.Eventually(t, func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), late)
+		defer cancel()
+		r, err := q.Reserve(ctx)
+		if err != nil {
+			require.NoError(t, ctx.Err(), "it is hidden behind those that are held")
+			return false
+		}
+		require.Equal(t, behind, r.ID)
+		return true
+	}, late, time.Millisecond)
+	require.NoError(t, session.AbortTransaction(t.Context()))
+	takeAll(t, q, held)
+}
+
 // A claim whose reading of what it got is refused must not leave that to wait for the end of its lease.
 func TestAClaimOfSeveralThatCannotReadWhatItGotGivesItBack(t *testing.T) {
 	t.Parallel()

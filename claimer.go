@@ -29,8 +29,10 @@ type claimer struct {
 
 	flying sync.Mutex // held from a claim until what it got is handed out
 	late   late       // what came with a time that has passed
+	strays strays     // what was claimed and is nobody's
 
 	dividing atomic.Int64 // when this process puts dividers into the queue again, in ns since 1970; 0: now
+	divided  atomic.Int64 // how many candidates it had met when it did so last
 
 	// Of the goroutine only:
 	skips      []skip    // candidates to pass over
@@ -38,6 +40,7 @@ type claimer struct {
 	turn       turn      // among the claimers of several processes
 	hasty      bool      // somebody in line does not wait
 	since      int       // what it got since it slept
+	sent       bool      // the last attempt has sent a claim, not only looked
 	lone       bool      // that was one envelope at the most, the last time
 	low        low       // from where on to look
 }
@@ -96,7 +99,7 @@ func (s *Store) claimer(name string) (*claimer, error) {
 	}
 	c := s.claimers[name]
 	if c == nil {
-		c = &claimer{s: s, name: name, wake: make(chan struct{}, 1)}
+		c = &claimer{s: s, name: name, wake: make(chan struct{}, 1), strays: strays{more: make(chan struct{}, 1)}}
 		s.claimers[name] = c
 	}
 	return c, nil
@@ -303,7 +306,7 @@ func (c *claimer) untilDue(ctx context.Context, group []*waiter) {
 			next, looked, err = c.foresee(ctx, group[0].q)
 		}
 		d := max(poll-time.Since(looked), shortest)
-		due := !next.IsZero() && time.Until(next) < d
+		due := !next.IsZero() && time.Until(next) < d && (err == nil || time.Until(next) > 0)
 		if due {
 			d = max(time.Until(next), shortest)
 		}
@@ -324,6 +327,7 @@ func (c *claimer) forecast() (next, looked time.Time) {
 func (c *claimer) foresee(ctx context.Context, q *Queue) (next, looked time.Time, err error) {
 	looked = time.Now()
 	c.mu.Lock()
+	known := c.next
 	c.next, c.looked = time.Time{}, looked
 	c.mu.Unlock()
 	in, ok, err := c.nextDue(ctx, q)
@@ -338,6 +342,9 @@ func (c *claimer) foresee(ctx context.Context, q *Queue) (next, looked time.Time
 	}
 	if err != nil {
 		c.looked = time.Time{}
+		if c.next.IsZero() || !known.IsZero() && known.Before(c.next) {
+			c.next = known
+		}
 	}
 	return c.next, looked, err
 }

@@ -152,6 +152,12 @@ func (c *serverClock) guess() time.Time {
 	return hi
 }
 
+// least is the earliest that the server's clock can show, by what was measured last.
+func (c *serverClock) least() time.Time {
+	lo, _, _ := c.current()
+	return lo
+}
+
 // distrust makes the next use measure again: the server may be another one.
 func (c *serverClock) distrust() {
 	c.mu.Lock()

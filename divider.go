@@ -33,7 +33,8 @@ const (
 
 // divide puts dividers into a queue that has become busy, and renews them once a day. Without them it is slower, no more.
 func (c *claimer) divide() {
-	if c.low.met < lowAfter || time.Now().Before(time.Unix(0, c.dividing.Load())) || !c.s.begin() {
+	met := int64(c.low.met)
+	if met-c.divided.Load() < lowAfter || time.Now().Before(time.Unix(0, c.dividing.Load())) || !c.s.begin() {
 		return
 	}
 	c.dividing.Store(time.Now().Add(dividersAnew).UnixNano())
@@ -53,6 +54,8 @@ func (c *claimer) divide() {
 		if _, err := c.s.quick.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false)); err != nil {
 			c.s.log.Debug("mongoq: no dividers could be put into a busy queue; looks into it take longer", "queue", c.name, "error", err)
 			c.dividing.Store(time.Now().Add(time.Minute).UnixNano())
+			return
 		}
+		c.divided.Store(met)
 	}()
 }

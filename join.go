@@ -215,13 +215,11 @@ func (s *Store) closeWholes(ctx context.Context, complete []whole, where map[who
 			mongo.NewUpdateOneModel().SetFilter(reviveFilter(w)).SetUpdate(redriveUpdate(bson.NewObjectID(), redriveSettings{})))
 	}
 	began := time.Now()
-	if _, err := s.bulk(ctx, models, func(res *mongo.BulkWriteResult) int64 { return res.MatchedCount }); err != nil {
-		return err
-	}
-	for _, w := range complete {
+	_, err := s.bulk(ctx, models, func(res *mongo.BulkWriteResult) int64 { return res.MatchedCount })
+	for _, w := range complete { // also after an error: some may be closed
 		s.ring(where[w], 0, time.Since(began))
 	}
-	return nil
+	return err
 }
 
 // joinsOf reads which parts wholes have; one that is gone, or has been forked anew, is not among them.

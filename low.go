@@ -25,6 +25,7 @@ type low struct {
 	met    int           // candidates since the claimer began, whoever got them
 	before int           // met when they were read
 	whole  time.Time     // when a claim from the head, of whatever priority, last found nothing
+	tried  time.Time     // when one was last made though there was a bound
 }
 
 const (

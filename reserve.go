@@ -457,10 +457,10 @@ func headersSize(m map[string]string) int {
 	return n
 }
 
-// wait is how long from now something starts, at the least.
+// wait is how long from now something starts: not longer than that, by the server's clock.
 func (s start) wait(c *serverClock) time.Duration {
 	if !s.at.IsZero() {
-		return max(s.at.Sub(c.guess()), 0)
+		return max(s.at.Sub(c.least()), 0)
 	}
 	return s.delay
 }

@@ -27,7 +27,7 @@ const (
 	turnLength = 250 * time.Millisecond
 	// turnPatience is how long a claimer tries to get one, and turnHaste how long if somebody wants to know at once
 	// whether the queue is empty.
-	turnPatience, turnHaste = 10 * time.Second, 250 * time.Millisecond
+	turnPatience, turnHaste = 3 * time.Second, 250 * time.Millisecond
 	// turnPause and turnPauses bound the time between two tries: it grows while they fail.
 	turnPause, turnPauses = time.Millisecond, 32 * time.Millisecond
 )
@@ -69,6 +69,7 @@ func (c *claimer) takeTurn(ctx context.Context) (over func()) {
 			break
 		}
 	}
+	c.turn.made = false // the document may be gone
 	return func() {}
 }
 

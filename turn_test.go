@@ -103,6 +103,46 @@ func TestATurnThatIsNotGivenBack(t *testing.T) {
 	})
 }
 
+// The document of a turn may be dropped at any time.
+func TestATurnThatWasDropped(t *testing.T) {
+	t.Parallel()
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		store := openStore(t, db)
+		q := newQueue(t, store, "q")
+		mongoq.HasMet(store, "q")
+		reserveAll(t, q, 3)
+		require.NoError(t, db.Collection("mongoq.turns").Drop(t.Context()))
+		reserveAll(t, q, 3) // without
+		mongoq.KeepsMeeting(store, "q")
+		reserveAll(t, q, 3)
+		n, err := db.Collection("mongoq.turns").CountDocuments(t.Context(), bson.D{{Key: "_id", Value: "q"}})
+		require.NoError(t, err)
+		require.EqualValues(t, 1, n, "it was not made again: each claim waits for a turn that nobody can have")
+	})
+}
+
+// An envelope whose deadline passes while the claim waits for its turn is not delivered.
+func TestADeadlineThatPassesInATurn(t *testing.T) {
+	t.Parallel()
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		store := openStore(t, db)
+		q := newQueue(t, store, "q")
+		turns := db.Collection("mongoq.turns")
+		_, err := turns.InsertOne(t.Context(), bson.D{{Key: "_id", Value: "q"}, {Key: "by", Value: bson.NewObjectID()}})
+		require.NoError(t, err)
+		pushAll(t, q, ints(3), mongoq.TTL(100*time.Millisecond))
+		_, err = turns.UpdateOne(t.Context(), bson.D{}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
+			{Key: "until", Value: bson.D{{Key: "$add", Value: bson.A{"$$NOW", 240}}}}, // less than a turn's length
+		}}}})
+		require.NoError(t, err)
+		mongoq.HasMet(store, "q")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		rs, err := q.ReserveMany(ctx, 3)
+		require.ErrorIs(t, err, context.DeadlineExceeded, "%d were delivered after their deadline", len(rs))
+	})
+}
+
 // Without the right to take turns claims go on without.
 func TestClaimsGoOnWithoutTurns(t *testing.T) {
 	t.Parallel()
