@@ -92,8 +92,10 @@ func KeepOnce(ctx context.Context, s *Store, me bson.ObjectID) (held bool, err e
 
 // Ahead has a store take the server's clock to be so far ahead, from now on.
 func Ahead(s *Store, d time.Duration) {
-	hello := s.clock.hello
+	s.clock.turn <- struct{}{} // nobody measures
+	defer func() { <-s.clock.turn }()
 	defer s.clock.distrust()
+	hello := s.clock.hello
 	s.clock.hello = func(ctx context.Context) (serverState, error) {
 		state, err := hello(ctx)
 		state.localTime = state.localTime.Add(d)

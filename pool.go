@@ -163,6 +163,7 @@ func (w *pool) next() (*source, *Reservation) {
 			src.nudge()
 		}
 		if w.held.gone(b.job, w.s.clock.guess()) { // in the buffer
+			w.s.clock.distrust()
 			w.commits.Go(func() {
 				w.tell(Event{Kind: EventLeaseLost, Q: b.r.Q, ID: b.r.ID, Retries: b.r.Retries, Waited: b.r.Waited(), Err: ErrLeaseLost})
 				_ = w.s.giveBack(context.Background(), b.r) // by the server's clock it may be ours still, and nothing has failed
