@@ -31,8 +31,15 @@ type Event struct {
 	Q       string
 	ID      bson.ObjectID
 	Retries int
-	Waited  time.Duration // from the time it was due to its reservation, by the server's clock
-	Ran     time.Duration // in the handler; 0 if it did not run
-	Err     error         // the failure, or why it is unsettled
-	To      []string      // of a pipeline's stage: the queues that it was moved to, or its copies
+	// Deliveries is the envelope's count of claims: two events of one claim have the same.
+	Deliveries int
+	Waited     time.Duration // from the time it was due to its reservation, by the server's clock
+	Ran        time.Duration // in the handler; 0 if it did not run
+	Err        error         // the failure, or why it is unsettled
+	To         []string      // of a pipeline's stage: the queues that it was moved to, or its copies
+}
+
+// event is one of a reservation.
+func (r *Reservation) event(kind EventKind) Event {
+	return Event{Kind: kind, Q: r.Q, ID: r.ID, Retries: r.Retries, Deliveries: r.Deliveries, Waited: r.Waited()}
 }

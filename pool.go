@@ -165,7 +165,9 @@ func (w *pool) next() (*source, *Reservation) {
 		if w.held.gone(b.job, w.s.clock.guess()) { // in the buffer
 			w.s.clock.distrust()
 			w.commits.Go(func() {
-				w.tell(Event{Kind: EventLeaseLost, Q: b.r.Q, ID: b.r.ID, Retries: b.r.Retries, Waited: b.r.Waited(), Err: ErrLeaseLost})
+				ev := b.r.event(EventLeaseLost)
+				ev.Err = ErrLeaseLost
+				w.tell(ev)
 				_ = w.s.giveBack(context.Background(), b.r) // by the server's clock it may be ours still, and nothing has failed
 			})
 			continue
@@ -235,7 +237,8 @@ func (w *pool) finish(base context.Context, j *job, err error, ran time.Duration
 	r := j.r
 	ctx, cancel := detached(base, settleTimeout)
 	defer cancel()
-	ev := Event{Q: r.Q, ID: r.ID, Retries: r.Retries, Waited: r.Waited(), Ran: ran, Err: err}
+	ev := r.event("")
+	ev.Ran, ev.Err = ran, err
 	settled, joined, verb := r.state()
 	switch {
 	case settled && verb != "": // though its lease may have ended since
@@ -337,7 +340,7 @@ func (w *pool) release(rs []buffered) {
 	var all sync.WaitGroup
 	for _, b := range rs {
 		all.Go(func() {
-			ev := Event{Kind: EventReleased, Q: b.r.Q, ID: b.r.ID, Retries: b.r.Retries, Waited: b.r.Waited()}
+			ev := b.r.event(EventReleased)
 			switch err := w.s.giveBack(context.Background(), b.r); {
 			case errors.Is(err, ErrLeaseLost):
 				ev.Kind, ev.Err = EventLeaseLost, err

@@ -237,7 +237,7 @@ func (src *source) fill(rs []*Reservation) {
 	}
 	if w.cfg.OnEvent != nil {
 		for _, r := range rs {
-			w.tell(Event{Kind: EventReserved, Q: r.Q, ID: r.ID, Retries: r.Retries, Waited: r.Waited()})
+			w.tell(r.event(EventReserved))
 		}
 	}
 	w.mu.Lock()

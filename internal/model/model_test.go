@@ -200,6 +200,9 @@ func (m *model) deadLetter(e *envelope, w *world) {
 func (m *model) move(e *envelope, to string, later bool) {
 	e.hop(to, later)
 	e.retries = 0
+	if e.dead != "" { // its deadline is a fact of the past
+		e.mortal, e.expired = false, false
+	}
 	if !m.undeadMoves {
 		e.dead, e.kind = "", ""
 	}

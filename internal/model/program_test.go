@@ -74,7 +74,7 @@ func (p *program) verbs() map[string]func(*rapid.T) {
 
 // agree compares what is stored with the model, and lets the model know how what it cannot know has ended.
 func (p *program) agree(t *rapid.T) {
-	stored := p.stored(p.ctx, t)
+	stored := p.ended(t)
 	for _, e := range p.m.all(func(*envelope) bool { return true }) {
 		d, there := stored[e.id]
 		delete(stored, e.id)
@@ -101,6 +101,20 @@ func (p *program) agree(t *rapid.T) {
 	}
 	for _, d := range stored {
 		t.Fatalf("not in the model: %s", d.describe())
+	}
+}
+
+// ended is what is stored, once a claim that met an expired envelope has ended it: that is after its answer.
+func (p *program) ended(t *rapid.T) map[bson.ObjectID]document {
+	for until := time.Now().Add(soon); ; time.Sleep(time.Millisecond) {
+		stored := p.stored(p.ctx, t)
+		under := p.m.all(func(e *envelope) bool {
+			d, there := stored[e.id]
+			return e.doomed() && there && d.Dead == nil && d.Deliveries > e.deliveries
+		})
+		if len(under) == 0 || time.Now().After(until) {
+			return stored
+		}
 	}
 }
 

@@ -103,10 +103,12 @@ func (w *world) use(ctx context.Context, t require.TestingT, much int) {
 			q := handles[name]
 			_, err := q.PushMany(ctx, make([]any, much))
 			require.NoError(t, err)
-			rs, err := q.ReserveMany(ctx, much)
-			require.NoError(t, err)
-			require.Len(t, rs, much)
-			require.NoError(t, q.CommitMany(ctx, rs))
+			for left := much; left > 0; {
+				rs, err := q.ReserveMany(ctx, left)
+				require.NoError(t, err)
+				require.NoError(t, q.CommitMany(ctx, rs))
+				left -= len(rs)
+			}
 		}
 	}
 }

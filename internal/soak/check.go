@@ -394,7 +394,7 @@ func (c *checker) checkOrder(o *order, stub *life) {
 	if there {
 		c.fig.Transactions++
 	}
-	if there && len(o.ids) == 0 {
+	if there && len(o.ids) == 0 && (o.push.TTL == 0 || o.push.At+o.push.TTL > c.last) { // else it may have expired unseen
 		c.fail(ruleTogether, stub, "the order is there, the push is not")
 	}
 	if there && o.result == resultRefused {

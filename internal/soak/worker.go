@@ -469,11 +469,10 @@ type openAttempts struct {
 	by map[attemptKey][]*attempt
 }
 
-// attemptKey tells the attempts at one envelope apart: one that takes it from a lost consumer has a retry more.
+// attemptKey tells the attempts at one envelope apart, but for those that a failover undid.
 type attemptKey struct {
-	id      bson.ObjectID
-	q       string
-	retries int
+	id         bson.ObjectID
+	deliveries int
 }
 
 func newOpenAttempts(c *client) *openAttempts {
@@ -483,7 +482,7 @@ func newOpenAttempts(c *client) *openAttempts {
 func (o *openAttempts) add(a *attempt) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	k := attemptKey{a.r.ID, a.r.Q, a.r.Retries}
+	k := attemptKey{a.r.ID, a.r.Deliveries}
 	o.by[k] = append(o.by[k], a)
 }
 
@@ -515,7 +514,7 @@ func (o *openAttempts) hear(e mongoq.Event) {
 	}
 	var a *attempt
 	if e.Ran > 0 { // else it was given back unstarted, and the next attempt may have begun already
-		a = o.take(attemptKey{e.ID, e.Q, e.Retries})
+		a = o.take(attemptKey{e.ID, e.Deliveries})
 	}
 	verb, result, text := verbOf[e.Kind], resultOK, ""
 	switch e.Kind {
