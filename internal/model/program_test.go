@@ -106,7 +106,7 @@ func (p *program) agree(t *rapid.T) {
 
 // ended is what is stored, once a claim that met an expired envelope has ended it: that is after its answer.
 func (p *program) ended(t *rapid.T) map[bson.ObjectID]document {
-	for until := time.Now().Add(soon); ; time.Sleep(time.Millisecond) {
+	for until := time.Now().Add(soon); ; {
 		stored := p.stored(p.ctx, t)
 		under := p.m.all(func(e *envelope) bool {
 			d, there := stored[e.id]
@@ -114,6 +114,10 @@ func (p *program) ended(t *rapid.T) map[bson.ObjectID]document {
 		})
 		if len(under) == 0 || time.Now().After(until) {
 			return stored
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-p.ctx.Done():
 		}
 	}
 }
