@@ -66,7 +66,8 @@ func (p *pipeline) runKilled(ctx context.Context, files []File, spec childSpec, 
 }
 
 // killAgainAndAgain starts a worker process, kills it after a while and starts another, until ctx ends. It says how many
-// it killed.
+// it killed. The while counts from when the process works, and grows: on a slow machine, too, there comes a process that
+// lives long enough for the largest file, before that has been delivered so often that it is a dead letter.
 func killAgainAndAgain(ctx context.Context, spec childSpec) (int, error) {
 	told, err := json.Marshal(spec)
 	if err != nil {
@@ -84,12 +85,18 @@ func killAgainAndAgain(ctx context.Context, spec childSpec) (int, error) {
 		if err != nil {
 			return kills, err
 		}
+		stdout, err := cmd.StdoutPipe() // it closes its own when it works
+		if err != nil {
+			return kills, err
+		}
 		if err := cmd.Start(); err != nil {
 			return kills, err
 		}
+		_, _ = io.Copy(io.Discard, stdout)
 		ended := make(chan error, 1)
 		go func() { ended <- cmd.Wait() }()
-		t := time.NewTimer(500*time.Millisecond + time.Duration(rand.Int64N(int64(2*time.Second))))
+		life := 500*time.Millisecond + rand.N(2*time.Second)
+		t := time.NewTimer(life + life*time.Duration(kills)/20)
 		select {
 		case <-t.C:
 			_ = cmd.Process.Kill()
@@ -138,5 +145,6 @@ func work(told string) error {
 	if err != nil {
 		return err
 	}
+	_ = os.Stdout.Close() // tells the one that started this one that the work begins
 	return p.Run(ctx)
 }
