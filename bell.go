@@ -80,7 +80,7 @@ func newBell(s *Store, name string) *bell {
 func (b *bell) open(ctx context.Context) {
 	err := b.prepare(ctx)
 	switch {
-	case mayHaveHappened(err) || worthRetrying(err): // whoever follows tries again
+	case mayPass(err): // whoever follows tries again
 	case err != nil:
 		b.mute, b.deaf = true, true
 		b.s.log.Warn("mongoq: no signals between processes can be had; consumers poll", "collection", b.coll.Name(), "error", err)
@@ -163,7 +163,7 @@ func (b *bell) follow() {
 		err := b.followOnce(b.s.life)
 		b.mu.Lock()
 		was := b.hears
-		if err != nil && (was || mayHaveHappened(err) || worthRetrying(err)) {
+		if err != nil && (was || mayPass(err)) {
 			b.s.clock.distrust() // the server may be another one
 		}
 		b.hears = false
@@ -175,7 +175,7 @@ func (b *bell) follow() {
 			}
 			return
 		}
-		say := !was && !b.deaf && !mayHaveHappened(err) && !worthRetrying(err)
+		say := !was && !b.deaf && !mayPass(err)
 		b.deaf = b.deaf || say
 		b.mu.Unlock()
 		if say {

@@ -121,11 +121,10 @@ func (c *claimer) claimSome(ctx context.Context, q *Queue, n int, sure bool, g g
 		if err != nil && len(got) == 0 && c.sent && (n > 1 || mayHaveHappened(err)) {
 			c.abandon(token, g.lease) // whatever is under it is nobody's
 		}
-		if worthRetrying(err) {
-			c.s.clock.distrust() // the primary has changed
+		if mayPass(err) {
+			c.s.clock.distrust() // the server may be another one
 		}
 		if mayHaveHappened(err) {
-			c.s.clock.distrust()
 			// Too slow, though the server answers: an open transaction holds the head.
 			if errors.Is(err, context.DeadlineExceeded) {
 				if !c.s.answers(ctx) {
@@ -147,7 +146,7 @@ func (c *claimer) claimSome(ctx context.Context, q *Queue, n int, sure bool, g g
 		switch {
 		case err == nil || len(got) > 0:
 			return stamped(got, epoch), nil
-		case !mayHaveHappened(err) && !worthRetrying(err) && !tooLarge(err):
+		case !mayPass(err) && !tooLarge(err):
 			return nil, err
 		}
 		last = err

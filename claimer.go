@@ -151,8 +151,8 @@ func (c *claimer) due(in time.Duration, later bool) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if later && (c.next.IsZero() || at.Before(c.next)) {
-		c.next = at
+	if later {
+		c.next = sooner(c.next, at)
 	}
 	if c.running && (c.asleep.IsZero() || at.Before(c.asleep)) {
 		c.ring()
@@ -337,14 +337,11 @@ func (c *claimer) foresee(ctx context.Context, q *Queue) (next, looked time.Time
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if ok && (c.next.IsZero() || at.Before(c.next)) {
-		c.next = at
+	if ok {
+		c.next = sooner(c.next, at)
 	}
 	if err != nil {
-		c.looked = time.Time{}
-		if c.next.IsZero() || !known.IsZero() && known.Before(c.next) {
-			c.next = known
-		}
+		c.next, c.looked = sooner(c.next, known), time.Time{}
 	}
 	return c.next, looked, err
 }

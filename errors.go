@@ -211,6 +211,9 @@ func worthRetrying(err error) bool {
 	return hasLabel(err, "RetryableWriteError") || hasLabel(err, "TransientTransactionError")
 }
 
+// mayPass tells trouble with the server from its refusal.
+func mayPass(err error) bool { return mayHaveHappened(err) || worthRetrying(err) }
+
 func hasLabel(err error, label string) bool {
 	var le mongo.LabeledError
 	return errors.As(err, &le) && le.HasErrorLabel(label)

@@ -93,9 +93,7 @@ type late struct {
 func (l *late) note(at time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.at.IsZero() || at.Before(l.at) {
-		l.at = at
-	}
+	l.at = sooner(l.at, at)
 }
 
 // noteUnknown notes that something may have come late, nobody knows since when.

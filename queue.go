@@ -252,7 +252,7 @@ func (q *Queue) Remove(ctx context.Context, id bson.ObjectID) error {
 	res, err := q.s.envs.DeleteOne(ctx, bson.D{
 		field("_id", id), field("q", q.name), field("processed", nil), field("$expr", idle()),
 	})
-	if mayHaveHappened(err) || worthRetrying(err) { // an attempt of the driver's before may have been done
+	if mayPass(err) { // an attempt of the driver's before may have been done
 		return unknown(err)
 	}
 	if err != nil || res.DeletedCount == 1 {
@@ -293,7 +293,7 @@ func (q *Queue) setPaused(ctx context.Context, paused bool) error {
 	_, err := q.s.queues.UpdateOne(outside(ctx), bson.D{field("_id", q.name)},
 		op("$set", bson.D{field("paused", paused)}), options.UpdateOne().SetUpsert(true))
 	if err != nil {
-		if mayHaveHappened(err) || worthRetrying(err) { // likewise
+		if mayPass(err) { // likewise
 			return unknown(err)
 		}
 		return err

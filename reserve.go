@@ -493,6 +493,14 @@ func maxTime(a, b time.Time) time.Time {
 	return b
 }
 
+// sooner is the earlier of two times, where zero is never.
+func sooner(a, b time.Time) time.Time {
+	if a.IsZero() || b.IsZero() {
+		return maxTime(a, b)
+	}
+	return minTime(a, b)
+}
+
 func minTime(a, b time.Time) time.Time {
 	if a.Before(b) {
 		return a

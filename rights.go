@@ -44,7 +44,7 @@ func (s *Store) checkRights(ctx context.Context) error {
 	raw, err := s.db.RunCommand(ctx, bson.D{field("connectionStatus", 1), field("showPrivileges", true)}).Raw()
 	var se mongo.ServerError
 	switch {
-	case errors.As(err, &se) && !mayHaveHappened(err) && !worthRetrying(err):
+	case errors.As(err, &se) && !mayPass(err):
 		return nil // it does not tell
 	case err != nil:
 		return err

@@ -89,15 +89,14 @@ func (src *source) ready() *source {
 // lock is held.
 func (src *source) handlers() float64 {
 	var all float64
-	for i, other := range src.w.sources {
-		if other == src || !other.dry {
-			all += float64(other.weight)
-		}
-		if src.w.cfg.Strict && other == src {
+	for _, other := range src.w.sources {
+		switch {
+		case src.w.cfg.Strict && other == src:
 			return float64(src.w.cfg.Concurrency)
-		}
-		if src.w.cfg.Strict && !src.w.sources[i].dry {
+		case src.w.cfg.Strict && !other.dry:
 			return 0 // that one comes first
+		case other == src || !other.dry:
+			all += float64(other.weight)
 		}
 	}
 	return float64(src.w.cfg.Concurrency) * float64(src.weight) / all

@@ -65,6 +65,19 @@ func TestClaimersOfSeveralProcessesGoByTurns(t *testing.T) {
 	})
 }
 
+// inMillis is a time by the server's clock.
+func inMillis(ms int) any { return bson.D{{Key: "$add", Value: bson.A{"$$NOW", ms}}} }
+
+// haveTurn has somebody else have the turn at the queue q until then.
+func haveTurn(t testing.TB, db *mongo.Database, until any) {
+	t.Helper()
+	turns := db.Collection("mongoq.turns")
+	_, err := turns.InsertOne(t.Context(), bson.D{{Key: "_id", Value: "q"}, {Key: "by", Value: bson.NewObjectID()}})
+	require.NoError(t, err)
+	_, err = turns.UpdateOne(t.Context(), bson.D{}, mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "until", Value: until}}}}})
+	require.NoError(t, err)
+}
+
 // A turn is a courtesy: one that is not given back, by a process that died or paused, lapses, and one that cannot be
 // true counts for nothing.
 func TestATurnThatIsNotGivenBack(t *testing.T) {
@@ -78,13 +91,9 @@ func TestATurnThatIsNotGivenBack(t *testing.T) {
 			_, err := turns.DeleteMany(t.Context(), bson.D{})
 			require.NoError(t, err)
 			if until != nil {
-				_, err = turns.InsertOne(t.Context(), bson.D{{Key: "_id", Value: "q"}, {Key: "by", Value: bson.NewObjectID()}})
-				require.NoError(t, err)
-				_, err = turns.UpdateOne(t.Context(), bson.D{}, mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "until", Value: until}}}}})
-				require.NoError(t, err)
+				haveTurn(t, db, until)
 			}
 		}
-		inMillis := func(ms int) any { return bson.D{{Key: "$add", Value: bson.A{"$$NOW", ms}}} }
 		for _, until := range []any{nil, inMillis(-1), inMillis(200), inMillis(3_600_000), "never"} {
 			held(until)
 			for range 3 {
@@ -127,14 +136,8 @@ func TestADeadlineThatPassesInATurn(t *testing.T) {
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
 		store := openStore(t, db)
 		q := newQueue(t, store, "q")
-		turns := db.Collection("mongoq.turns")
-		_, err := turns.InsertOne(t.Context(), bson.D{{Key: "_id", Value: "q"}, {Key: "by", Value: bson.NewObjectID()}})
-		require.NoError(t, err)
 		pushAll(t, q, ints(3), mongoq.TTL(100*time.Millisecond))
-		_, err = turns.UpdateOne(t.Context(), bson.D{}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
-			{Key: "until", Value: bson.D{{Key: "$add", Value: bson.A{"$$NOW", 240}}}}, // less than a turn's length
-		}}}})
-		require.NoError(t, err)
+		haveTurn(t, db, inMillis(240)) // less than a turn's length
 		mongoq.HasMet(store, "q")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()

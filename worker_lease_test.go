@@ -333,15 +333,7 @@ func TestHeartbeatsOutliveErrorsThatPass(t *testing.T) {
 	q := newQueue(t, openStore(t, db), "q", mongoq.QueueConfig{Lease: 3 * time.Second, Retry: retries(100)})
 	begun := make(chan struct{}, 8)
 	finish := make(chan struct{})
-	w := run(t, q, func(ctx context.Context, _ *mongoq.Reservation) error {
-		begun <- struct{}{}
-		select {
-		case <-finish:
-			return nil
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	})
+	w := run(t, q, until(begun, finish))
 	pushAll(t, q, ints(4))
 	for range 4 {
 		await(t, begun, "not all were begun")
@@ -365,15 +357,7 @@ func TestAHeartbeatThatFailedIsRepeatedSoon(t *testing.T) {
 	db := mongotest.Faulty(t, mongotest.ReplicaSet)
 	q := newQueue(t, openStore(t, db), "q", mongoq.QueueConfig{Lease: lease, Retry: retries(100)})
 	begun, finish := make(chan struct{}, 1), make(chan struct{})
-	w := run(t, q, func(ctx context.Context, _ *mongoq.Reservation) error {
-		begun <- struct{}{}
-		select {
-		case <-finish:
-			return nil
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	})
+	w := run(t, q, until(begun, finish))
 	id := push(t, q, "x")
 	await(t, begun, "it was not begun")
 	first := storedBytes(t, db, id).Lookup("when").Time()

@@ -147,15 +147,7 @@ func TestRunningHandlersMayEndWithinTheDrain(t *testing.T) {
 		const lease = 1500 * time.Millisecond
 		q := newQueue(t, openStore(t, db), "q", mongoq.QueueConfig{Lease: lease})
 		begun, finish := make(chan struct{}, 8), make(chan struct{})
-		w := run(t, q, func(ctx context.Context, _ *mongoq.Reservation) error {
-			begun <- struct{}{}
-			select {
-			case <-finish:
-				return nil
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
-		}, mongoq.WorkerConfig{Concurrency: 4})
+		w := run(t, q, until(begun, finish), mongoq.WorkerConfig{Concurrency: 4})
 		pushAll(t, q, ints(4))
 		for range 4 {
 			await(t, begun, "not all were begun")
@@ -286,6 +278,17 @@ func TestAHandlerThatIgnoresItsContextIsAbandonedAndReported(t *testing.T) {
 	})
 }
 
+// stubbornWithText is a handler that ignores its context until it may finish, where the payload is a text; others end at once.
+func stubbornWithText(begun chan<- struct{}, finish <-chan struct{}) mongoq.Handler {
+	return func(_ context.Context, r *mongoq.Reservation) error {
+		begun <- struct{}{}
+		if r.Payload.Type == bson.TypeString {
+			<-finish
+		}
+		return nil
+	}
+}
+
 // A commit that is on its way when the drain ends is waited for, and is nobody's abandoned job.
 func TestACommitOnItsWayIsNotAbandoned(t *testing.T) {
 	t.Parallel()
@@ -297,13 +300,7 @@ func TestACommitOnItsWayIsNotAbandoned(t *testing.T) {
 		defer close(finish)
 		commit := lossy.HoldReply("delete")
 		defer commit.Release()
-		w := run(t, q, func(_ context.Context, r *mongoq.Reservation) error {
-			begun <- struct{}{}
-			if r.Payload.Type == bson.TypeString {
-				<-finish
-			}
-			return nil
-		}, mongoq.WorkerConfig{DrainTimeout: 10 * time.Millisecond})
+		w := run(t, q, stubbornWithText(begun, finish), mongoq.WorkerConfig{DrainTimeout: 10 * time.Millisecond})
 		stubborn := push(t, q, "stubborn")
 		await(t, begun, "it was not begun")
 		push(t, q, 1)
@@ -331,13 +328,7 @@ func TestAJobThatWaitsToBeStoredIsNotAbandoned(t *testing.T) {
 		q := newQueue(t, store, "q", mongoq.QueueConfig{Lease: time.Minute})
 		begun, finish := make(chan struct{}, 8), make(chan struct{})
 		defer close(finish)
-		w := run(t, q, func(_ context.Context, r *mongoq.Reservation) error {
-			begun <- struct{}{}
-			if r.Payload.Type == bson.TypeString {
-				<-finish
-			}
-			return nil
-		}, mongoq.WorkerConfig{DrainTimeout: 10 * time.Millisecond})
+		w := run(t, q, stubbornWithText(begun, finish), mongoq.WorkerConfig{DrainTimeout: 10 * time.Millisecond})
 		stubborn := push(t, q, "stubborn")
 		await(t, begun, "it was not begun")
 		empty := mongoq.FillBehind(store)

@@ -181,6 +181,19 @@ func pushAll(t testing.TB, q *mongoq.Queue, payloads []any, opts ...mongoq.PushO
 // idle is a handler that does nothing.
 func idle(context.Context, *mongoq.Reservation) error { return nil }
 
+// until is a handler that lasts until it may finish, or its context ends.
+func until(begun chan<- struct{}, finish <-chan struct{}) mongoq.Handler {
+	return func(ctx context.Context, _ *mongoq.Reservation) error {
+		begun <- struct{}{}
+		select {
+		case <-finish:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
 func TestAWorkerIsConfiguredByRules(t *testing.T) {
 	t.Parallel()
 	db := mongotest.Database(t, mongotest.Standalone)
