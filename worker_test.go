@@ -23,7 +23,7 @@ import (
 )
 
 // late bounds what takes a few seconds by itself, on a machine that has other things to do.
-const late = 30 * time.Second
+const late = time.Minute
 
 // running is a worker at work, with what it told.
 type running struct {
