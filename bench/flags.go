@@ -30,7 +30,7 @@ func parse(args []string, out io.Writer) (options, error) {
 	var run, peers string
 	set := flag.NewFlagSet("bench", flag.ContinueOnError)
 	set.SetOutput(out)
-	set.StringVar(&run, "run", "", "the works to measure, set apart by commas; all but sustained if empty")
+	set.StringVar(&run, "run", "", "the works to measure, set apart by commas; all that need not be named if empty")
 	set.StringVar(&peers, "peers", "all", "the systems to compare with: all, none, or names set apart by commas")
 	set.BoolVar(&o.json, "json", false, "write one JSON line per figure to stdout, and all else to stderr")
 	set.IntVar(&o.runs, "runs", 3, "how often each is measured; the figures are medians")

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -65,6 +66,16 @@ func run(ctx context.Context, o options) error {
 			return err
 		}
 		env.Profile = path
+	}
+	if left := work.Unnamed(o.works); len(left) > 0 {
+		var names []string
+		for _, w := range left {
+			names = append(names, w.Name)
+		}
+		env.Note("not run, since they take long: -run %s", strings.Join(names, ","))
+	}
+	for _, n := range oddities() {
+		env.Note("%s", n)
 	}
 	var figures []figure.Figure
 	for _, w := range o.works {

@@ -14,7 +14,7 @@ import (
 // report writes what a person reads: the machine, the table, what had to be reached, and notes.
 func report(w io.Writer, env *work.Env, figures []figure.Figure) error {
 	b := &strings.Builder{}
-	fmt.Fprintf(b, "\n%s; %s\n", machine(), strings.Join(env.Versions, ", "))
+	fmt.Fprintf(b, "\n%s; %s\n%s\n", machine(), strings.Join(env.Versions, ", "), peers())
 	if env.Scale != 1 {
 		fmt.Fprintf(b, "Scale %g: counts and times are not what the table says, and its figures show only that it works.\n", env.Scale)
 	}

@@ -15,10 +15,11 @@ type Meter struct {
 	cpu     float64
 	allocs  uint64
 	profile *os.File
+	over    func() // tells that all that is measured has been done
 }
 
-func newMeter(profile string) (*Meter, error) {
-	m := &Meter{}
+func newMeter(profile string, over func()) (*Meter, error) {
+	m := &Meter{over: over}
 	if profile != "" {
 		file, err := os.Create(profile)
 		if err != nil {
@@ -40,6 +41,7 @@ func (m *Meter) Start() time.Time { return m.start }
 func (m *Meter) Stop(jobs int, timed *Timings) Report {
 	r := Report{Jobs: jobs, Start: m.start.UnixNano(), End: m.start.Add(time.Since(m.start)).UnixNano()}
 	r.CPU, r.Allocs = cpuSeconds()-m.cpu, mallocs()-m.allocs
+	m.over()
 	if m.profile != nil {
 		pprof.StopCPUProfile()
 		m.profile.Close()

@@ -99,7 +99,7 @@ func (l *Link) send(m Message) {
 func (l *Link) Begin() (*Meter, error) {
 	l.send(Message{Event: "ready"})
 	<-l.started
-	return newMeter(l.Spec.Profile)
+	return newMeter(l.Spec.Profile, func() { l.send(Message{Event: "over"}) })
 }
 
 // Count tells the bench how many jobs are done by now.

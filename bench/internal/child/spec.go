@@ -1,9 +1,10 @@
 // Package child is what the bench and a measured process of it say to each other, and the process's side of it.
 //
 // The process reads its [Spec] as one JSON line. It writes {"event":"ready"} when it is connected and warm, waits for
-// the line "go", works, writes {"event":"done"} with its [Report], and ends when its input does: so no measured process
-// outlives the bench. On the way it may write {"event":"count"}, and may be told "stop" or "allow N". The scripts of
-// the npm peers speak the same.
+// the line "go", works, writes {"event":"over"} when it has done what is measured and, when it has closed what it opened,
+// {"event":"done"} with its [Report]. It ends when its input does: so no measured process outlives the bench. On the way it
+// may write {"event":"count"}, and may be told "stop" or "allow N". The scripts of the npm peers speak the same, but for
+// "over".
 package child
 
 import "time"
@@ -26,6 +27,9 @@ type Spec struct {
 
 	// Limit ends the work early; what was done by then is rated.
 	Limit time.Duration `json:"limit_ns,omitempty"`
+
+	// Durable: claims are as durable as all else.
+	Durable bool `json:"durable,omitempty"`
 
 	// Shared: others work on the same jobs, so count them aloud and go on until told to stop.
 	Shared bool `json:"shared,omitempty"`
@@ -66,7 +70,7 @@ func (r Report) ToHandled() time.Duration {
 
 // Message is one line from a process.
 type Message struct {
-	Event  string  `json:"event"` // ready, count, done, error
+	Event  string  `json:"event"` // ready, count, over, done, error
 	Count  int     `json:"count,omitempty"`
 	Report *Report `json:"report,omitempty"`
 	Error  string  `json:"error,omitempty"`

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"io"
+	"slices"
 )
 
 // Sample is what one run of one system in one setting came to. A nil pointer was not measured.
@@ -26,7 +27,7 @@ type Sample struct {
 	Note string // what a reader should know of this run
 }
 
-// Figure is one line of the table: the medians over all runs of one system in one setting.
+// Figure is one line of the table: the medians over all runs of one system in one setting, and the most of PeakRSS.
 type Figure struct {
 	Work      string   `json:"work"`
 	System    string   `json:"system"`
@@ -41,6 +42,8 @@ type Figure struct {
 	PeakRSS   *float64 `json:"peak_rss_mib"`
 	Runs      int      `json:"runs"`
 	Spread    float64  `json:"spread"`
+
+	rates []float64 // of each run, in their order
 }
 
 // Collect makes figures of the samples of all runs of a system, one for each work, setting and unit, in their order.
@@ -77,7 +80,10 @@ func combine(work, system string, samples []Sample) Figure {
 		P99:       medianOf(samples, func(s Sample) *float64 { return s.P99 }),
 		ClientCPU: medianOf(samples, func(s Sample) *float64 { return s.ClientCPU }),
 		ServerCPU: medianOf(samples, func(s Sample) *float64 { return s.ServerCPU }),
-		PeakRSS:   medianOf(samples, func(s Sample) *float64 { return s.PeakRSS }),
+	}
+	f.rates = rates
+	if rss := given(samples, func(s Sample) *float64 { return s.PeakRSS }); rss != nil {
+		f.PeakRSS = new(round(slices.Max(rss))) // a peak of all runs
 	}
 	if samples[0].Paced {
 		f.Spread = round(Spread(given(samples, func(s Sample) *float64 { return s.P99 })))

@@ -20,9 +20,16 @@ func TestCollectTakesMediansOverTheRunsOfASetting(t *testing.T) {
 	require.Len(t, figures, 2)
 	require.Equal(t, Figure{
 		Work: "drain", System: "mongoq", Setting: "a", Unit: "jobs/s", Rate: 200, Runs: 3, Spread: 1, ClientCPU: new(2.0),
+		rates: []float64{100, 300, 200},
 	}, figures[0])
 	require.Equal(t, "cost", figures[1].Work)
 	require.Equal(t, 400.0, figures[1].Rate)
+}
+
+func TestMemoryIsTheMostOfAllRuns(t *testing.T) {
+	t.Parallel()
+	run := func(rss float64) []Sample { return []Sample{{Setting: "a", PeakRSS: &rss}} }
+	require.Equal(t, 95.0, *Collect("memory", "mongoq", [][]Sample{run(78), run(95), run(79)})[0].PeakRSS)
 }
 
 func TestCollectOfNothingIsNothing(t *testing.T) {

@@ -3,6 +3,7 @@ package figure
 import (
 	"fmt"
 	"io"
+	"slices"
 )
 
 // Ref names a figure. An empty Setting means the only one of that system and work.
@@ -41,7 +42,7 @@ var Goals = []Goal{
 	ratio("draining from a backlog of 500,000", "with none", 0.9, Ref{"backlog", ours, "500,000 waiting"}, Ref{"backlog", ours, "none"}),
 	ratio("20 processes of one worker, in sum", "one process of 20", 0.5, Ref{"processes", ours, "20 processes x 1"}, Ref{"processes", ours, "1 process x 20"}),
 	ratio("sustained, the last minute", "the first minute", 0.9, Ref{"sustained", ours, "last minute"}, Ref{"sustained", ours, "first minute"}),
-	ratio("one consumer after 200,000 claims", "a fresh server", 0.9, Ref{"single", ours, "after 200,000 claims"}, Ref{"single", ours, "fresh server"}),
+	ratio("one consumer after 200,000 claims", "a fresh server", 0.9, Ref{"single", ours, "after 200,000 claims"}, Ref{"single", ours, "reserve+commit"}),
 	ratio("200 queues, one worker each, total", "one queue", 0.5, Ref{"queues", ours, "200 queues x 1 worker"}, Ref{"queues", ours, "1 queue x 200 workers"}),
 	ratio("three no-op stages, envelope-moves", "the pool's drain in the same run", 0.8, Ref{"pipeline", ours, "3 stages x 64 workers"}, Ref{"pipeline", ours, "drain, 64 workers"}),
 	ratio("the same", "keuss pl-mongo, 16 consumers a stage", 10, Ref{"pipeline", ours, "3 stages x 64 workers"}, Ref{"pipeline", "keuss-pl", ""}),
@@ -71,12 +72,14 @@ func limit(what string, most float64, unit string, our Ref, value func(Figure) *
 
 func rateOf(f Figure) *float64 { return &f.Rate }
 
-// Outcome is how a goal fared.
+// Outcome is how a goal fared. A ratio is the median of those of the runs, which were made one soon after the other.
 type Outcome struct {
-	Goal     Goal
-	Measured float64
-	Missing  bool // one side was not measured
-	OK       bool
+	Goal      Goal
+	Measured  float64
+	Low, High float64 // of the ratios
+	Runs      int     // that have a ratio
+	Missing   bool    // one side was not measured
+	OK        bool
 }
 
 // Judge compares the figures with the goals, and leaves out those whose work was not run.
@@ -98,12 +101,25 @@ func Judge(goals []Goal, figures []Figure) []Outcome {
 			}
 		} else {
 			base, okBase := find(figures, g.Base)
-			if o.Missing = !okOurs || !okBase || base.Rate == 0; !o.Missing {
-				o.Measured = ours.Rate / base.Rate
+			ratios := ratiosOf(ours, base)
+			if o.Missing = !okOurs || !okBase || len(ratios) == 0; !o.Missing {
+				o.Measured, o.Runs = Median(ratios), len(ratios)
+				o.Low, o.High = slices.Min(ratios), slices.Max(ratios)
 				o.OK = o.Measured >= g.Least
 			}
 		}
 		all = append(all, o)
+	}
+	return all
+}
+
+// ratiosOf are those of the runs that both have.
+func ratiosOf(ours, base Figure) []float64 {
+	var all []float64
+	for i := range min(len(ours.rates), len(base.rates)) {
+		if base.rates[i] > 0 {
+			all = append(all, ours.rates[i]/base.rates[i])
+		}
 	}
 	return all
 }
@@ -129,9 +145,13 @@ func find(figures []Figure, r Ref) (Figure, bool) {
 
 // WriteOutcomes writes how the goals fared.
 func WriteOutcomes(w io.Writer, outcomes []Outcome) error {
-	rows := [][]string{{"must reach", "against", "required", "measured", ""}}
+	rows := [][]string{{"must reach", "against", "required", "measured", "from", "to", ""}}
 	for _, o := range outcomes {
-		required, measured := fmt.Sprintf("%gx", o.Goal.Least), fmt.Sprintf("%.2fx", o.Measured)
+		required, measured := fmt.Sprintf("%gx", o.Goal.Least), times(o.Measured)
+		from, to := times(o.Low), times(o.High)
+		if o.Runs < 2 {
+			from, to = "", ""
+		}
 		if o.Goal.Value != nil {
 			required = fmt.Sprintf("%g %s", o.Goal.Most, o.Goal.Unit)
 			measured = fmt.Sprintf("%s %s", Number(o.Measured), o.Goal.Unit)
@@ -143,7 +163,15 @@ func WriteOutcomes(w io.Writer, outcomes []Outcome) error {
 		case o.OK:
 			verdict = "ok"
 		}
-		rows = append(rows, []string{o.Goal.What, o.Goal.Against, required, measured, verdict})
+		rows = append(rows, []string{o.Goal.What, o.Goal.Against, required, measured, from, to, verdict})
 	}
-	return writeRows(w, rows, func(column int) bool { return column == 2 || column == 3 })
+	return writeRows(w, rows, func(column int) bool { return column >= 2 && column <= 5 })
+}
+
+// times writes a ratio, so that one that is short by little does not look as if it were not.
+func times(ratio float64) string {
+	if ratio < 1 {
+		return fmt.Sprintf("%.3fx", ratio)
+	}
+	return fmt.Sprintf("%.2fx", ratio)
 }

@@ -10,7 +10,7 @@ import (
 var aGoal = ratio("draining", "plain", 15, Ref{"drain", "mongoq", "64 workers"}, Ref{"drain", "plain", ""})
 
 func drained(system, setting string, rate float64) Figure {
-	return Figure{Work: "drain", System: system, Setting: setting, Rate: rate}
+	return Figure{Work: "drain", System: system, Setting: setting, Rate: rate, rates: []float64{rate}}
 }
 
 func TestARatioIsReachedOrShort(t *testing.T) {
@@ -21,8 +21,18 @@ func TestARatioIsReachedOrShort(t *testing.T) {
 		ok   bool
 	}{{1499, false}, {1500, true}, {3000, true}} {
 		got := Judge([]Goal{aGoal}, []Figure{drained("mongoq", "64 workers", c.rate), plain})
-		require.Equal(t, []Outcome{{Goal: got[0].Goal, Measured: c.rate / 100, OK: c.ok}}, got)
+		ratio := c.rate / 100
+		require.Equal(t, []Outcome{{Goal: got[0].Goal, Measured: ratio, Low: ratio, High: ratio, Runs: 1, OK: c.ok}}, got)
 	}
+}
+
+func TestRatiosAreThoseOfTheRuns(t *testing.T) {
+	t.Parallel()
+	// The machine became twice as slow in the course of it, and one system failed in its last run.
+	ours, plain := drained("mongoq", "64 workers", 1600), drained("plain", "16 consumers", 100)
+	ours.rates, plain.rates = []float64{3000, 2000, 1400, 1000}, []float64{200, 100, 100}
+	got := Judge([]Goal{aGoal}, []Figure{ours, plain})
+	require.Equal(t, []Outcome{{Goal: got[0].Goal, Measured: 15, Low: 14, High: 20, Runs: 3, OK: true}}, got)
 }
 
 func TestARatioWithoutItsPeerIsMissing(t *testing.T) {
@@ -67,14 +77,14 @@ func TestOutcomesAreWrittenWithTheirVerdict(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
 	require.NoError(t, WriteOutcomes(&b, []Outcome{
-		{Goal: aGoal, Measured: 17.254, OK: true},
-		{Goal: aGoal, Measured: 3},
+		{Goal: aGoal, Measured: 17.254, Low: 16, High: 18, Runs: 3, OK: true},
+		{Goal: aGoal, Measured: 0.9499, Low: 0.9499, High: 0.9499, Runs: 1},
 		{Goal: aGoal, Missing: true},
 		{Goal: limit("memory", 80, "MiB", Ref{}, rateOf), Measured: 95},
 	}))
 	lines := strings.Split(b.String(), "\n")
-	require.Regexp(t, `15x +17\.25x +ok$`, lines[2])
-	require.Regexp(t, `15x +3\.00x +short$`, lines[3])
+	require.Regexp(t, `15x +17\.25x +16\.00x +18\.00x +ok$`, lines[2])
+	require.Regexp(t, `15x +0\.950x +short$`, lines[3])
 	require.Regexp(t, `15x +- +not measured$`, lines[4])
 	require.Regexp(t, `80 MiB +95\.0 MiB +short$`, lines[5])
 }

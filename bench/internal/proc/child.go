@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -32,6 +33,7 @@ type Child struct {
 
 	result chan result
 	ready  chan struct{}
+	over   chan struct{} // closed when what is measured is done, or the process has ended
 }
 
 // Result is what a task came to.
@@ -53,6 +55,7 @@ func Start(ctx context.Context, command Command, spec child.Spec) (*Child, error
 		what:   spec.System + " " + spec.Task,
 		result: make(chan result, 1),
 		ready:  make(chan struct{}),
+		over:   make(chan struct{}),
 	}
 	c.cmd.Dir = command.Dir
 	c.cmd.Stderr = c.errs
@@ -85,6 +88,8 @@ func Start(ctx context.Context, command Command, spec child.Spec) (*Child, error
 func (c *Child) listen() {
 	var r result
 	var said bool
+	over := sync.OnceFunc(func() { close(c.over) })
+	defer over()
 	for c.out.Scan() {
 		var m child.Message
 		if err := json.Unmarshal(c.out.Bytes(), &m); err != nil {
@@ -99,7 +104,10 @@ func (c *Child) listen() {
 		case "error":
 			r.err, said = errors.New(m.Error), true
 			c.in.Close()
+		case "over":
+			over()
 		case "done":
+			over()
 			if m.Report != nil {
 				r.Report, said = *m.Report, true
 			}
@@ -147,6 +155,14 @@ func (c *Child) Count() int { return int(c.count.Load()) }
 
 // Ended tells whether the process has reported or failed.
 func (c *Child) Ended() bool { return len(c.result) > 0 }
+
+// Over waits until the process has done what is measured, or has ended.
+func (c *Child) Over(ctx context.Context) {
+	select {
+	case <-c.over:
+	case <-ctx.Done():
+	}
+}
 
 // Wait waits for the report.
 func (c *Child) Wait(ctx context.Context) (Result, error) {

@@ -15,7 +15,8 @@ const ticksPerSecond = 100
 // stat is what matters here of a line of /proc/<pid>/stat.
 type stat struct {
 	pid, parent int
-	ticks       int // user and system, with those of children that it has waited for
+	dead        bool // it waits for its parent to notice that it has ended
+	ticks       int  // user and system, with those of children that it has waited for
 }
 
 // parseStat reads such a line. The program's name, in parentheses, may hold anything.
@@ -36,6 +37,7 @@ func parseStat(line string) (stat, error) {
 	if s.parent, err = strconv.Atoi(fields[1]); err != nil {
 		return stat{}, err
 	}
+	s.dead = fields[0] == "Z" || fields[0] == "X"
 	for _, f := range fields[11:15] { // utime, stime, cutime, cstime
 		n, err := strconv.Atoi(f)
 		if err != nil {
@@ -68,7 +70,7 @@ func TreeCPU(pid int) (float64, error) {
 		}
 		children[s.parent] = append(children[s.parent], s)
 	}
-	if root == nil {
+	if root == nil || root.dead {
 		return 0, fmt.Errorf("CPU time of process %d: %w", pid, os.ErrProcessDone)
 	}
 	return float64(sumTicks(*root, children)) / ticksPerSecond, nil

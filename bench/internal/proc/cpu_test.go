@@ -2,6 +2,7 @@ package proc
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,6 +14,9 @@ func TestParseStat(t *testing.T) {
 	s, err := parseStat(line)
 	require.NoError(t, err)
 	require.Equal(t, stat{pid: 42, parent: 7, ticks: 11 + 22 + 33 + 44}, s)
+	s, err = parseStat(strings.Replace(line, ") S", ") Z", 1))
+	require.NoError(t, err)
+	require.True(t, s.dead)
 	for _, bad := range []string{"", "42 name S 7", "42 (name) S 7 1", "x (name) S 7 42 42 0 -1 4 100 200 0 0 11 22 33 44 20"} {
 		_, err := parseStat(bad)
 		require.Error(t, err, bad)

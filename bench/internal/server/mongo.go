@@ -22,6 +22,13 @@ type mongod struct {
 	version string
 }
 
+// productive gives a server for tests the settings that a production server has by default.
+var productive = []bson.D{
+	{{Key: "setParameter", Value: 1}, {Key: "ttlMonitorSleepSecs", Value: 60}},
+	{{Key: "setParameter", Value: 1}, {Key: "diagnosticDataCollectionEnabled", Value: true}},
+	{{Key: "replSetResizeOplog", Value: 1}, {Key: "size", Value: 990.0}}, // MiB: the least that is a default
+}
+
 // StartMongo starts a replica set of one node with the defaults of a production server.
 func StartMongo(ctx context.Context, progress func(string)) (_ Server, err error) {
 	server, err := mongotest.Start(ctx, mongotest.Options{ReplicaSet: 1, CacheMB: CacheMB, Progress: progress})
@@ -37,9 +44,10 @@ func StartMongo(ctx context.Context, progress func(string)) (_ Server, err error
 	if m.client, err = mongo.Connect(options.Client().ApplyURI(server.URI())); err != nil {
 		return nil, err
 	}
-	// The tests' server looks for expired documents each second; the default is a minute.
-	if err := m.admin(ctx, bson.D{{Key: "setParameter", Value: 1}, {Key: "ttlMonitorSleepSecs", Value: 60}}, nil); err != nil {
-		return nil, fmt.Errorf("mongod: %w", err)
+	for _, cmd := range productive {
+		if err := m.admin(ctx, cmd, nil); err != nil {
+			return nil, fmt.Errorf("mongod: %w", err)
+		}
 	}
 	var status struct {
 		PID     int64  `bson:"pid"`

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,6 +18,8 @@ type redisServer struct {
 	leash   *leash
 	uri     string
 	version string
+
+	appendOnly bool
 }
 
 // FindRedis gives the path of redis-server; "" if there is none.
@@ -49,7 +52,7 @@ func StartRedis(ctx context.Context, appendOnly bool) (_ Server, err error) {
 	} else {
 		args = append(args, "--appendonly", "no")
 	}
-	r := &redisServer{uri: fmt.Sprintf("127.0.0.1:%d", port)}
+	r := &redisServer{uri: fmt.Sprintf("127.0.0.1:%d", port), appendOnly: appendOnly}
 	if r.leash, err = hold(dir, "KILL", nil, program, args...); err != nil {
 		os.RemoveAll(dir)
 		return nil, err
@@ -80,8 +83,27 @@ func infoField(info, name string) string {
 	return ""
 }
 
-func (r *redisServer) URI() string                  { return r.uri }
-func (r *redisServer) Version() string              { return r.version }
-func (r *redisServer) CPU() (float64, error)        { return proc.TreeCPU(r.leash.pid) }
-func (r *redisServer) Settle(context.Context) error { return nil }
-func (r *redisServer) Stop()                        { r.leash.stop() }
+func (r *redisServer) URI() string           { return r.uri }
+func (r *redisServer) Version() string       { return r.version }
+func (r *redisServer) CPU() (float64, error) { return proc.TreeCPU(r.leash.pid) }
+func (r *redisServer) Stop()                 { r.leash.stop() }
+
+// Settle rewrites the append-only file, so that Redis does not come to do that, for what was prepared, while something is
+// measured.
+func (r *redisServer) Settle(ctx context.Context) error {
+	if !r.appendOnly {
+		return nil
+	}
+	client := redis.NewClient(&redis.Options{Addr: r.uri})
+	defer client.Close()
+	if err := client.BgRewriteAOF(ctx).Err(); err != nil {
+		return err
+	}
+	return poll(ctx, func() error {
+		info, err := client.Info(ctx, "persistence").Result()
+		if err == nil && (infoField(info, "aof_rewrite_in_progress") != "0" || infoField(info, "aof_rewrite_scheduled") != "0") {
+			err = errors.New("the append-only file is still being rewritten")
+		}
+		return err
+	})
+}

@@ -3,6 +3,7 @@ package system
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -109,10 +110,25 @@ func startRedis(appendOnly bool) starter {
 // Command is how the system's processes are started: the bench itself by another name, or node.
 func (s System) Command(ctx context.Context, progress func(string)) (proc.Command, error) {
 	if s.script != "" {
-		return node.Command(ctx, s.script, progress)
+		command, err := node.Command(ctx, s.script, progress)
+		if err != nil {
+			err = fmt.Errorf("%w: %w", ErrMissing, err)
+		}
+		return command, err
 	}
 	self, err := os.Executable()
 	return proc.Command{Path: self, Args: []string{ChildCommand}}, err
+}
+
+// ErrMissing is why a system is not measured whose packages cannot be had.
+var ErrMissing = errors.New("its packages could not be installed")
+
+// Runtime names the program that its processes run in, if it is not the bench.
+func (s System) Runtime() string {
+	if s.script == "" {
+		return ""
+	}
+	return node.Version()
 }
 
 // ChildCommand is the hidden subcommand of the bench's own processes.

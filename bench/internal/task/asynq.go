@@ -63,6 +63,9 @@ func asynqLeft(_ context.Context, l *child.Link) (child.Report, error) {
 // asynqDrain handles tasks until all are handled and none is left in the queue.
 func asynqDrain(ctx context.Context, l *child.Link) (child.Report, error) {
 	server := asynq.NewServer(asynqRedis(l.Spec, l.Spec.Workers), asynq.Config{Concurrency: l.Spec.Workers, Logger: quiet{}})
+	if err := server.Ping(); err != nil { // it connects
+		return child.Report{}, err
+	}
 	c := newCounter(l.Spec.Jobs)
 	m, err := l.Begin()
 	if err != nil {
@@ -79,7 +82,7 @@ func asynqDrain(ctx context.Context, l *child.Link) (child.Report, error) {
 	}
 	<-running.Done()
 	if c.count() == l.Spec.Jobs {
-		for size := 1; size > 0; {
+		for size := 1; size > 0 && ctx.Err() == nil; {
 			if size, err = asynqSize(l.Spec); err != nil {
 				return child.Report{}, err
 			}

@@ -57,7 +57,7 @@ func (c *counter) announce(ctx context.Context, l *child.Link) {
 func (c *counter) until(ctx context.Context, l *child.Link) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	if l.Spec.Limit > 0 {
-		ctx, cancel = context.WithTimeout(ctx, l.Spec.Limit)
+		time.AfterFunc(l.Spec.Limit, cancel)
 	}
 	if l.Spec.Shared {
 		go c.announce(ctx, l)

@@ -12,7 +12,7 @@ import (
 
 // oursDrain runs a pool on each queue until all jobs are handled.
 func oursDrain(ctx context.Context, l *child.Link) (child.Report, error) {
-	var cfg mongoq.QueueConfig
+	cfg := mongoq.QueueConfig{DurableClaims: l.Spec.Durable}
 	if l.Spec.History != "" {
 		cfg.Retention = 24 * time.Hour
 	}

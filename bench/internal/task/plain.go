@@ -25,7 +25,8 @@ type plain struct {
 const plainLease = 30 * time.Second
 
 func openPlain(ctx context.Context, spec child.Spec) (*plain, error) {
-	client, err := mongo.Connect(options.Client().ApplyURI(spec.URI))
+	// A connection for each goroutine: the driver's default is 100.
+	client, err := mongo.Connect(options.Client().ApplyURI(spec.URI).SetMaxPoolSize(uint64(max(100, spec.Workers))))
 	if err != nil {
 		return nil, err
 	}

@@ -121,6 +121,9 @@ func riverDrain(ctx context.Context, l *child.Link) (child.Report, error) {
 		Kinds:    []river.EventKind{river.EventKindJobCancelled, river.EventKindJobCompleted, river.EventKindJobFailed},
 	})
 	defer cancelEvents()
+	if err := pool.Ping(ctx); err != nil { // it connects
+		return child.Report{}, err
+	}
 	c := newCounter(l.Spec.Jobs)
 	m, err := l.Begin()
 	if err != nil {

@@ -1,8 +1,10 @@
 package work
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/seed-de459a48/mongoq/bench/internal/child"
 	"github.com/seed-de459a48/mongoq/bench/internal/figure"
@@ -14,32 +16,37 @@ var asynqConcurrencies = []int{10, 16, 32, 64, 128, 256}
 
 // asynqTrial drains with the concurrency that did best in a shorter drain before.
 func asynqTrial(e *Env, sys system.System) trial {
-	const setting = "best concurrency"
-	return trial{sys, setting, func(ctx context.Context) ([]figure.Sample, error) {
+	return trial{sys, "best concurrency", func(ctx context.Context) ([]figure.Sample, error) {
 		best, err := e.bestConcurrency(ctx, sys)
 		if err != nil {
 			return nil, err
 		}
-		return e.drain(ctx, sys, setting, child.Spec{Workers: best, Jobs: e.jobs(drainJobs), Limit: e.Limit})
+		setting := fmt.Sprintf("concurrency %d, the best", best)
+		return e.drainAll(ctx, "drain", sys, setting, child.Spec{Workers: best, Jobs: e.jobs(drainJobs), Limit: e.Limit})
 	}}
 }
 
-// bestConcurrency tries all, once for the bench.
+// tryouts is how often each concurrency is tried.
+const tryouts = 3
+
+// bestConcurrency tries all, for the bench as a whole, and gives that with the best median.
 func (e *Env) bestConcurrency(ctx context.Context, sys system.System) (int, error) {
 	if best, ok := e.asynqBest[sys.Name]; ok {
 		return best, nil
 	}
-	best, bestRate := 0, 0.0
-	for _, n := range asynqConcurrencies {
-		got, err := e.drain(ctx, sys, "", child.Spec{Workers: n, Jobs: e.jobs(drainJobs / 5), Limit: e.Limit})
-		if err != nil {
-			return 0, fmt.Errorf("concurrency %d: %w", n, err)
-		}
-		e.Progress("%s, concurrency %d: %s jobs/s", sys.Name, n, figure.Number(got[0].Rate))
-		if got[0].Rate > bestRate {
-			best, bestRate = n, got[0].Rate
+	rates := map[int][]float64{}
+	for range tryouts {
+		for _, n := range asynqConcurrencies {
+			got, err := e.drainAll(ctx, "drain", sys, "", child.Spec{Workers: n, Jobs: e.jobs(drainJobs / 5), Limit: e.Limit})
+			if err != nil {
+				return 0, fmt.Errorf("concurrency %d: %w", n, err)
+			}
+			rates[n] = append(rates[n], got[0].Rate)
 		}
 	}
+	best := slices.MaxFunc(asynqConcurrencies, func(a, b int) int {
+		return cmp.Compare(figure.Median(rates[a]), figure.Median(rates[b]))
+	})
 	if e.asynqBest == nil {
 		e.asynqBest = map[string]int{}
 	}

@@ -17,44 +17,29 @@ func backlogTrials(e *Env) []trial {
 	setups := []struct {
 		setting string
 		fills   []child.Spec
+		rest    int
 	}{
-		{"none", []child.Spec{{Task: "fill", Jobs: e.jobs(drainJobs)}}},
+		{"none", []child.Spec{{Task: "fill", Jobs: e.jobs(drainJobs)}}, 0},
 		{"500,000 delayed", []child.Spec{
 			{Task: "fill", Jobs: e.jobs(others), Delay: time.Hour},
 			{Task: "fill", Jobs: e.jobs(drainJobs)},
-		}},
+		}, 0},
 		{"500,000 in history", []child.Spec{
 			{Task: "history", Jobs: e.jobs(others)},
 			{Task: "fill", Jobs: e.jobs(drainJobs)},
-		}},
-		{"500,000 waiting", []child.Spec{{Task: "fill", Jobs: e.jobs(others)}}},
+		}, 0},
+		{"500,000 waiting", []child.Spec{{Task: "fill", Jobs: e.jobs(others)}}, e.jobs(others) - e.jobs(drainJobs)},
 	}
 	var trials []trial
 	for _, setup := range setups {
 		trials = append(trials, trial{e.ours(), setup.setting, func(ctx context.Context) ([]figure.Sample, error) {
-			return e.beside(ctx, setup.setting, setup.fills)
+			_, sample, err := e.drain(ctx, drain{
+				work: "backlog", setting: setup.setting, system: e.ours(), goal: e.jobs(drainJobs), rest: setup.rest, handled: true,
+				fills: setup.fills,
+				specs: []child.Spec{{Task: "drain", Workers: poolWorkers, Jobs: e.jobs(drainJobs), Limit: e.Limit}},
+			})
+			return []figure.Sample{sample}, err
 		}})
 	}
 	return trials
-}
-
-func (e *Env) beside(ctx context.Context, setting string, fills []child.Spec) ([]figure.Sample, error) {
-	s, err := e.open(ctx, e.ours())
-	if err != nil {
-		return nil, err
-	}
-	defer s.close()
-	for _, fill := range fills {
-		if _, err := s.do(ctx, fill); err != nil {
-			return nil, err
-		}
-	}
-	o, err := s.measure(ctx, child.Spec{
-		Task: "drain", Workers: poolWorkers, Jobs: e.jobs(drainJobs), Limit: e.Limit,
-		Profile: e.profile(s.system, "backlog "+setting),
-	})
-	if err != nil {
-		return nil, err
-	}
-	return []figure.Sample{o.sample(setting, o.toHandled)}, nil
 }

@@ -13,14 +13,11 @@ import (
 // endless is a number of jobs that only time ends.
 const endless = 1 << 40
 
-// pushTrials: goroutines that each push one job after the other, for some seconds.
+// pushTrials: goroutines that each push one job after the other, for some seconds. For one see singleTrials.
 func pushTrials(e *Env) []trial {
 	var trials []trial
-	for _, workers := range []int{1, 64, 256} {
+	for _, workers := range []int{64, 256} {
 		setting := fmt.Sprintf("%d goroutines", workers)
-		if workers == 1 {
-			setting = "1 goroutine"
-		}
 		for _, sys := range e.choose(system.Ours, "plain") {
 			trials = append(trials, callsTrial(e, sys, setting, 0, child.Spec{
 				Task: "push", Workers: workers, Jobs: endless, Limit: e.lasting(6 * time.Second),
@@ -77,5 +74,9 @@ func (s *session) calls(ctx context.Context, setting string, fill int, spec chil
 	if err != nil {
 		return nil, err
 	}
-	return []figure.Sample{o.sample(setting, o.elapsed)}, nil
+	sample := o.sample(setting, o.elapsed)
+	if spec.Jobs < endless && o.jobs < spec.Jobs {
+		sample.Note = fmt.Sprintf("stopped after %v, with %s of %s done: rated by that", spec.Limit, figure.Count(o.jobs), figure.Count(spec.Jobs))
+	}
+	return []figure.Sample{sample}, nil
 }

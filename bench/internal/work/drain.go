@@ -2,6 +2,7 @@ package work
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/seed-de459a48/mongoq/bench/internal/child"
@@ -32,6 +33,13 @@ func drainTrials(e *Env) []trial {
 		}
 		trials = append(trials, drainTrial(e, sys, figure.Count(workers)+" "+unit, workers))
 	}
+	const durable = "64 workers, DurableClaims"
+	trials = append(trials, trial{e.ours(), durable, func(ctx context.Context) ([]figure.Sample, error) {
+		got, err := e.drainAll(ctx, "drain", e.ours(), durable, child.Spec{
+			Workers: poolWorkers, Jobs: e.jobs(drainJobs), Limit: e.Limit, Durable: true,
+		})
+		return got[:min(1, len(got))], err // what a job costs is told of the default
+	}})
 	for _, sys := range e.choose("asynq-aof", "asynq-noaof") {
 		trials = append(trials, asynqTrial(e, sys))
 	}
@@ -40,37 +48,78 @@ func drainTrials(e *Env) []trial {
 
 func drainTrial(e *Env, sys system.System, setting string, workers int) trial {
 	return trial{sys, setting, func(ctx context.Context) ([]figure.Sample, error) {
-		return e.drain(ctx, sys, setting, child.Spec{Workers: workers, Jobs: e.jobs(drainJobs), Limit: e.Limit})
+		return e.drainAll(ctx, "drain", sys, setting, child.Spec{Workers: workers, Jobs: e.jobs(drainJobs), Limit: e.Limit})
 	}}
 }
 
-// drain fills a new server and drains it.
-func (e *Env) drain(ctx context.Context, sys system.System, setting string, spec child.Spec) ([]figure.Sample, error) {
-	s, err := e.open(ctx, sys)
+// drainAll drains what is stored by one process. Ours also tells what a job costs.
+func (e *Env) drainAll(ctx context.Context, work string, sys system.System, setting string, spec child.Spec) ([]figure.Sample, error) {
+	spec.Task = "drain"
+	o, sample, err := e.drain(ctx, drain{
+		work: work, setting: setting, system: sys, goal: spec.Jobs, specs: []child.Spec{spec},
+		fills: []child.Spec{{Task: "fill", Jobs: spec.Jobs, Queues: spec.Queues}},
+	})
 	if err != nil {
 		return nil, err
+	}
+	if sys.Name != system.Ours {
+		return []figure.Sample{sample}, nil
+	}
+	return append([]figure.Sample{sample}, costs(o)...), nil
+}
+
+// drain is jobs that are stored, and then done by one or several processes.
+type drain struct {
+	work, setting string
+	system        system.System
+
+	fills []child.Spec // what stores them, and what lies beside them
+	specs []child.Spec // what does them, and what runs beside that
+	goal  int          // how many are to be done
+	rest  int          // how many more there are, which need not be done
+	left  []child.Spec // where jobs could be left; the queues of the first process, if there are none
+
+	// handled: the time is until the last job was handled, not until it was settled.
+	handled bool
+}
+
+// drain measures a drain on a new server.
+func (e *Env) drain(ctx context.Context, d drain) (outcome, figure.Sample, error) {
+	s, err := e.open(ctx, d.system)
+	if err != nil {
+		return outcome{}, figure.Sample{}, err
 	}
 	defer s.close()
-	if err := s.fill(ctx, child.Spec{Jobs: spec.Jobs}); err != nil {
-		return nil, err
+	for _, fill := range d.fills {
+		if _, err := s.do(ctx, fill); err != nil {
+			return outcome{}, figure.Sample{}, err
+		}
 	}
-	spec.Task = "drain"
-	spec.Profile = e.profile(sys, "drain "+setting)
-	o, err := s.measure(ctx, spec)
+	for i := range d.specs {
+		d.specs[i].Profile = e.profile(s.system, d.work+" "+d.setting)
+	}
+	o, err := s.measure(ctx, d.specs...)
 	if err != nil {
-		return nil, err
+		return o, figure.Sample{}, err
 	}
-	sample := o.sample(setting, o.elapsed)
-	if o.jobs < spec.Jobs {
-		sample.Note = fmt.Sprintf("stopped after %v, before all %s jobs were done: rated by what it did", e.Limit, figure.Count(spec.Jobs))
-	} else if err := s.finished(ctx, spec); err != nil {
-		return nil, err
+	sample := o.sample(d.setting, o.elapsed)
+	if d.handled {
+		sample = o.sample(d.setting, o.toHandled)
 	}
-	samples := []figure.Sample{sample}
-	if sys.Name == system.Ours {
-		samples = append(samples, costs(o)...)
+	switch limit := d.specs[0].Limit; {
+	case o.jobs > d.goal:
+		err = fmt.Errorf("%d jobs were done %d times", d.goal, o.jobs)
+	case o.jobs < d.goal:
+		sample.Note = fmt.Sprintf("stopped after %v, before all %s jobs were done: rated by what it did", limit, figure.Count(d.goal))
+	default:
+		if d.left == nil {
+			d.left = d.specs[:1]
+		}
+		for _, spec := range d.left {
+			err = errors.Join(err, s.finished(ctx, spec, d.rest))
+		}
 	}
-	return samples, nil
+	return o, sample, err
 }
 
 // costs are what a job costs our process.

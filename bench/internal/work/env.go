@@ -25,6 +25,7 @@ type Env struct {
 	Versions []string // of the servers
 
 	asynqBest map[string]int // concurrency, by system
+	others    float64        // the largest share of the processors that neither clients nor servers had
 	profiles  int
 }
 

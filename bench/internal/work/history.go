@@ -22,7 +22,7 @@ func historyTrials(e *Env) []trial {
 			setting = "drain, " + form
 		}
 		trials = append(trials, trial{e.ours(), setting, func(ctx context.Context) ([]figure.Sample, error) {
-			return e.drain(ctx, e.ours(), setting, child.Spec{Workers: poolWorkers, Jobs: e.jobs(drainJobs), Limit: e.Limit, History: form})
+			return e.drainAll(ctx, "history", e.ours(), setting, child.Spec{Workers: poolWorkers, Jobs: e.jobs(drainJobs), Limit: e.Limit, History: form})
 		}})
 	}
 	for _, form := range []string{"ttl", "partition"} {
@@ -60,37 +60,22 @@ func (e *Env) forget(ctx context.Context, form string) ([]figure.Sample, error) 
 	}
 	sample := o.sample("forget-"+form, o.elapsed)
 	sample.Unit = "jobs/CPU s"
-	if o.serverCPU == nil {
-		return nil, fmt.Errorf("the server's CPU time is not known")
-	}
-	sample.Rate = float64(e.jobs(forgotten)) / max(*o.serverCPU, 0.01) // a tick of its clock
-	sample.Note = fmt.Sprintf("took %v and %.2f s of the server's CPU", o.elapsed.Round(time.Millisecond), *o.serverCPU)
+	sample.Rate = float64(e.jobs(forgotten)) / max(o.serverCPU, 0.01) // a tick of its clock
+	sample.Note = fmt.Sprintf("took %v and %.2f s of the server's CPU", o.elapsed.Round(time.Millisecond), o.serverCPU)
 	return []figure.Sample{sample}, nil
 }
 
-// drainBeside drains while finished jobs lie beside the work, or are forgotten.
+// drainBeside drains while finished jobs lie beside the work, or are forgotten. The rate is the pool's.
 func (e *Env) drainBeside(ctx context.Context, setting, form string, forget bool) ([]figure.Sample, error) {
-	s, err := e.open(ctx, e.ours())
-	if err != nil {
-		return nil, err
+	jobs := e.jobs(drainJobs)
+	d := drain{
+		work: "history", setting: setting, system: e.ours(), goal: jobs, handled: true,
+		fills: []child.Spec{{Task: "history", Jobs: e.jobs(forgotten), History: form}, {Task: "fill", Jobs: jobs}},
+		specs: []child.Spec{{Task: "drain", Workers: poolWorkers, Jobs: jobs, Limit: e.Limit, History: form}},
 	}
-	defer s.close()
-	if _, err := s.do(ctx, child.Spec{Task: "history", Jobs: e.jobs(forgotten), History: form}); err != nil {
-		return nil, err
-	}
-	if err := s.fill(ctx, child.Spec{Jobs: e.jobs(drainJobs)}); err != nil {
-		return nil, err
-	}
-	specs := []child.Spec{{Task: "drain", Workers: poolWorkers, Jobs: e.jobs(drainJobs), Limit: e.Limit, History: form}}
 	if forget {
-		specs = append(specs, child.Spec{Task: "forget", Jobs: e.jobs(forgotten), History: form, Delay: time.Second})
+		d.specs = append(d.specs, child.Spec{Task: "forget", Jobs: e.jobs(forgotten), History: form, Delay: time.Second})
 	}
-	o, err := s.measure(ctx, specs...)
-	if err != nil {
-		return nil, err
-	}
-	o.results = o.results[:1] // the pool's
-	o.jobs = 0
-	o.sum()
-	return []figure.Sample{o.sample(setting, o.elapsed)}, nil
+	_, sample, err := e.drain(ctx, d)
+	return []figure.Sample{sample}, err
 }

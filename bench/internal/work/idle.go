@@ -8,6 +8,9 @@ import (
 	"github.com/seed-de459a48/mongoq/bench/internal/figure"
 )
 
+// idleLooked is longer than a minute: some things are done that often.
+const idleLooked = 70 * time.Second
+
 // idleTrials: a worker that waits on an empty queue: its calls to the server, and its CPU time.
 func idleTrials(e *Env) []trial {
 	return []trial{{e.ours(), "empty queue", func(ctx context.Context) ([]figure.Sample, error) {
@@ -16,7 +19,7 @@ func idleTrials(e *Env) []trial {
 			return nil, err
 		}
 		defer s.close()
-		o, err := s.measure(ctx, child.Spec{Task: "idle", Workers: poolWorkers, Limit: e.lasting(20 * time.Second)})
+		o, err := s.measure(ctx, child.Spec{Task: "idle", Workers: poolWorkers, Limit: e.lasting(idleLooked)})
 		if err != nil {
 			return nil, err
 		}

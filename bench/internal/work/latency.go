@@ -34,7 +34,7 @@ func latencyTrials(e *Env) []trial {
 	}
 	var trials []trial
 	for _, p := range paces {
-		for _, sys := range e.choose(system.Ours, "river", "asynq-aof", "asynq-noaof") {
+		for _, sys := range e.choose(system.Ours, "river", "asynq-aof") {
 			trials = append(trials, trial{sys, p.setting, func(ctx context.Context) ([]figure.Sample, error) {
 				return e.latency(ctx, sys, p.setting, child.Spec{
 					Workers: latencyWorkers, PerSecond: p.perSecond, Jobs: e.atLeast(p.jobs, 40), Delay: p.delay,
@@ -64,13 +64,16 @@ func (e *Env) latency(ctx context.Context, sys system.System, setting string, sp
 	}
 	defer producer.Kill()
 
+	before, err := s.bill()
+	if err != nil {
+		return nil, err
+	}
 	if err := consumer.Go(); err != nil {
 		return nil, err
 	}
 	if err := sleep(ctx, idleFor); err != nil {
 		return nil, err
 	}
-	before, errBefore := s.server.CPU()
 	if err := producer.Go(); err != nil {
 		return nil, err
 	}
@@ -86,22 +89,24 @@ func (e *Env) latency(ctx context.Context, sys system.System, setting string, sp
 			return nil, err
 		}
 	}
-	after, errAfter := s.server.CPU()
+	after, errAfter := s.bill()
 	_ = consumer.Stop() // one that has ended says why
 	used, err := consumer.Wait(ctx)
+	if err == nil {
+		err = errAfter
+	}
 	if err != nil {
 		return nil, err
 	}
+	spent := after.since(before)
+	e.settle(spent, after.at.Sub(before.at), made.CPU+used.CPU)
 	if used.Timed < spec.Jobs {
 		return nil, fmt.Errorf("only %d of %d jobs had started %v after the last was pushed", used.Timed, spec.Jobs, spec.Delay+patience)
 	}
 	sample := figure.Sample{
 		Setting: setting, Unit: "pushes/s", Rate: float64(made.Jobs) / made.Elapsed().Seconds(), Paced: true,
 		P50: &used.P50, P95: &used.P95, P99: &used.P99,
-		ClientCPU: new(made.CPU + used.CPU), PeakRSS: &used.PeakRSS,
-	}
-	if errBefore == nil && errAfter == nil {
-		sample.ServerCPU = new(after - before)
+		ClientCPU: new(made.CPU + used.CPU), ServerCPU: &spent.server, PeakRSS: &used.PeakRSS,
 	}
 	return []figure.Sample{sample, {
 		Setting: setting + ": push answered", Unit: "pushes/s", Rate: sample.Rate, Paced: true,

@@ -2,7 +2,6 @@ package work
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/seed-de459a48/mongoq/bench/internal/child"
 	"github.com/seed-de459a48/mongoq/bench/internal/figure"
@@ -34,40 +33,19 @@ func pipelineTrials(e *Env) []trial {
 
 // pipeline fills the first stage, and another one if others are to wait there, and runs the three.
 func (e *Env) pipeline(ctx context.Context, sys system.System, setting string, workers, others int) ([]figure.Sample, error) {
-	s, err := e.open(ctx, sys)
-	if err != nil {
-		return nil, err
-	}
-	defer s.close()
 	jobs := e.jobs(drainJobs)
-	if err := s.fill(ctx, child.Spec{Jobs: jobs, Stage: task.PipelineStages[0]}); err != nil {
-		return nil, err
+	d := drain{
+		work: "pipeline", setting: setting, system: sys, goal: jobs * len(task.PipelineStages),
+		fills: []child.Spec{{Task: "fill", Jobs: jobs, Stage: task.PipelineStages[0]}},
+		specs: []child.Spec{{Task: "pipeline", Workers: workers, Jobs: jobs, Limit: e.Limit}},
 	}
 	if others > 0 {
-		if err := s.fill(ctx, child.Spec{Jobs: e.jobs(others), Stage: task.FullStage}); err != nil {
-			return nil, err
-		}
-	}
-	o, err := s.measure(ctx, child.Spec{
-		Task: "pipeline", Workers: workers, Jobs: jobs, Limit: e.Limit, Profile: e.profile(sys, "pipeline "+setting),
-	})
-	if err != nil {
-		return nil, err
-	}
-	sample := o.sample(setting, o.elapsed)
-	sample.Unit = "moves/s"
-	if o.jobs < jobs*len(task.PipelineStages) {
-		sample.Note = fmt.Sprintf("stopped after %v, before all moves were made: rated by what it did", e.Limit)
-		return []figure.Sample{sample}, nil
+		d.fills = append(d.fills, child.Spec{Task: "fill", Jobs: e.jobs(others), Stage: task.FullStage})
 	}
 	for _, stage := range task.PipelineStages {
-		left, err := s.do(ctx, child.Spec{Task: "left", Stage: stage})
-		if err == nil && left.Jobs > 0 {
-			err = fmt.Errorf("%d jobs are left at stage %s, though all were counted as done", left.Jobs, stage)
-		}
-		if err != nil {
-			return nil, err
-		}
+		d.left = append(d.left, child.Spec{Stage: stage})
 	}
-	return []figure.Sample{sample}, nil
+	_, sample, err := e.drain(ctx, d)
+	sample.Unit = "moves/s"
+	return []figure.Sample{sample}, err
 }

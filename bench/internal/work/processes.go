@@ -25,29 +25,14 @@ func processesTrials(e *Env) []trial {
 
 // together drains one queue by several processes.
 func (e *Env) together(ctx context.Context, setting string, processes, workers int) ([]figure.Sample, error) {
-	s, err := e.open(ctx, e.ours())
-	if err != nil {
-		return nil, err
-	}
-	defer s.close()
 	jobs := e.jobs(drainJobs)
-	if err := s.fill(ctx, child.Spec{Jobs: jobs}); err != nil {
-		return nil, err
-	}
 	specs := make([]child.Spec, processes)
 	for i := range specs {
 		specs[i] = child.Spec{Task: "drain", Workers: workers, Jobs: jobs, Limit: e.Limit, Shared: true}
 	}
-	specs[0].Profile = e.profile(s.system, "processes "+setting)
-	o, err := s.measure(ctx, specs...)
-	if err != nil {
-		return nil, err
-	}
-	sample := o.sample(setting, o.toHandled)
-	if o.jobs < jobs {
-		sample.Note = fmt.Sprintf("stopped after %v, before all jobs were done: rated by what they did", e.Limit)
-	} else if err := s.finished(ctx, specs[0]); err != nil {
-		return nil, err
-	}
-	return []figure.Sample{sample}, nil
+	_, sample, err := e.drain(ctx, drain{
+		work: "processes", setting: setting, system: e.ours(), goal: jobs, specs: specs, handled: true,
+		fills: []child.Spec{{Task: "fill", Jobs: jobs}},
+	})
+	return []figure.Sample{sample}, err
 }

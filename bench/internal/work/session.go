@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -40,8 +41,10 @@ func (e *Env) open(ctx context.Context, sys system.System) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !slices.Contains(e.Versions, srv.Version()) {
-		e.Versions = append(e.Versions, srv.Version())
+	for _, version := range []string{srv.Version(), sys.Runtime()} {
+		if version != "" && !slices.Contains(e.Versions, version) {
+			e.Versions = append(e.Versions, version)
+		}
 	}
 	s := &session{env: e, system: sys, server: srv, command: command}
 	if sys.Prepare != "" {
@@ -69,8 +72,13 @@ func (s *session) start(ctx context.Context, spec child.Spec) (*proc.Child, erro
 	return c, nil
 }
 
+// longest is how long a process may take in all before it is held to hang.
+const longest = 30 * time.Minute
+
 // do runs a task that is not measured.
 func (s *session) do(ctx context.Context, spec child.Spec) (proc.Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, longest)
+	defer cancel()
 	c, err := s.start(ctx, spec)
 	if err != nil {
 		return proc.Result{}, err
@@ -89,11 +97,11 @@ func (s *session) fill(ctx context.Context, spec child.Spec) error {
 	return err
 }
 
-// finished checks that no job is left: each was done, and none counted twice.
-func (s *session) finished(ctx context.Context, spec child.Spec) error {
-	left, err := s.do(ctx, child.Spec{Task: "left", Queues: spec.Queues})
-	if err == nil && left.Jobs > 0 {
-		err = fmt.Errorf("%d of %d jobs are left, though as many were counted as done", left.Jobs, spec.Jobs)
+// finished checks that no more jobs are left than may be: each was done, and none counted twice.
+func (s *session) finished(ctx context.Context, spec child.Spec, rest int) error {
+	left, err := s.do(ctx, child.Spec{Task: "left", Queues: spec.Queues, Stage: spec.Stage, History: spec.History})
+	if err == nil && left.Jobs > rest {
+		err = fmt.Errorf("%d jobs are left that were counted as done", left.Jobs-rest)
 	}
 	return err
 }
@@ -104,11 +112,42 @@ type outcome struct {
 	elapsed   time.Duration // until all was settled
 	toHandled time.Duration // until the last job was handled
 	results   []proc.Result
-	serverCPU *float64
+	serverCPU float64
+}
+
+// bill is what the server and the whole machine spend while something is measured.
+type bill struct {
+	server, machine float64 // CPU seconds
+	at              time.Time
+}
+
+func (s *session) bill() (b bill, err error) {
+	if b.server, err = s.server.CPU(); err != nil {
+		return b, fmt.Errorf("the server's CPU time: %w", err)
+	}
+	b.machine, err = proc.Busy()
+	b.at = time.Now()
+	return b, err
+}
+
+// since is what was spent since an earlier one.
+func (b bill) since(earlier bill) bill {
+	b.server -= earlier.server
+	b.machine -= earlier.machine
+	return b
+}
+
+// settle notes what of a bill neither the server nor the clients have spent.
+func (e *Env) settle(spent bill, took time.Duration, clients float64) {
+	if took > time.Second { // less is too short for the kernel's ticks
+		e.others = max(e.others, (spent.machine-spent.server-clients)/took.Seconds()/float64(runtime.NumCPU()))
+	}
 }
 
 // measure runs processes at once, each with its spec, and waits for all.
 func (s *session) measure(ctx context.Context, specs ...child.Spec) (outcome, error) {
+	ctx, cancel := context.WithTimeout(ctx, longest)
+	defer cancel()
 	if err := s.server.Settle(ctx); err != nil {
 		return outcome{}, fmt.Errorf("settling the server: %w", err)
 	}
@@ -125,7 +164,10 @@ func (s *session) measure(ctx context.Context, specs ...child.Spec) (outcome, er
 		}
 		children = append(children, c)
 	}
-	before, errBefore := s.server.CPU()
+	before, err := s.bill()
+	if err != nil {
+		return outcome{}, err
+	}
 	for _, c := range children {
 		if err := c.Go(); err != nil {
 			return outcome{}, err
@@ -134,12 +176,21 @@ func (s *session) measure(ctx context.Context, specs ...child.Spec) (outcome, er
 	if specs[0].Shared {
 		stopWhenDone(ctx, children, specs[0].Jobs)
 	}
-	o, err := gather(ctx, children)
-	after, errAfter := s.server.CPU()
-	if errBefore == nil && errAfter == nil {
-		o.serverCPU = new(after - before)
+	for _, c := range children {
+		c.Over(ctx)
 	}
-	return o, err
+	after, errAfter := s.bill() // before they close what they have opened
+	o, err := gather(ctx, children)
+	if err == nil {
+		err = errAfter // a server that has ended has done less than it could
+	}
+	if err != nil {
+		return outcome{}, err
+	}
+	spent := after.since(before)
+	o.serverCPU = spent.server
+	s.env.settle(spent, after.at.Sub(before.at), o.clientCPU())
+	return o, nil
 }
 
 // stopWhenDone stops processes that share jobs when together they have counted all of them, or when one has ended.
@@ -176,6 +227,9 @@ func (o *outcome) sum() {
 	var start, end, handled int64
 	for i, r := range o.results {
 		last := r.Start + r.ToHandled().Nanoseconds()
+		if r.Jobs == 0 && r.Handled == 0 {
+			last = r.Start // it has handled none
+		}
 		if i == 0 || r.Start < start {
 			start = r.Start
 		}
@@ -185,18 +239,24 @@ func (o *outcome) sum() {
 	o.elapsed, o.toHandled = time.Duration(end-start), time.Duration(handled-start)
 }
 
+// clientCPU is what all clients have spent.
+func (o *outcome) clientCPU() (sum float64) {
+	for _, r := range o.results {
+		sum += r.CPU
+	}
+	return sum
+}
+
 // sample is the rate over the given time, with its costs.
 func (o *outcome) sample(setting string, over time.Duration) figure.Sample {
-	s := figure.Sample{Setting: setting, Unit: "jobs/s", ServerCPU: o.serverCPU}
+	s := figure.Sample{Setting: setting, Unit: "jobs/s", ClientCPU: new(o.clientCPU()), ServerCPU: &o.serverCPU}
 	if over > 0 {
 		s.Rate = float64(o.jobs) / over.Seconds()
 	}
-	var cpu, rss float64
+	var rss float64
 	for _, r := range o.results {
-		cpu += r.CPU
 		rss = max(rss, r.PeakRSS)
 	}
-	s.ClientCPU = &cpu
 	if rss > 0 {
 		s.PeakRSS = &rss
 	}

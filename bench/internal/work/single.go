@@ -30,10 +30,7 @@ func singleTrials(e *Env) []trial {
 	for _, sys := range e.choose(system.Ours, "plain") {
 		trials = append(trials, callsTrial(e, sys, "reserve+commit", reserve.Jobs, reserve))
 	}
-	return append(trials,
-		callsTrial(e, e.ours(), "fresh server", reserve.Jobs, reserve),
-		afterClaims(e, e.ours(), reserve),
-	)
+	return append(trials, afterClaims(e, e.ours(), reserve))
 }
 
 // afterClaims is the same after a pool has claimed and committed many.

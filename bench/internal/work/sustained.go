@@ -1,6 +1,7 @@
 package work
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -39,7 +40,10 @@ func (e *Env) sustained(ctx context.Context) ([]figure.Sample, error) {
 	}
 	defer producer.Kill()
 
-	before, errBefore := s.server.CPU()
+	before, err := s.bill()
+	if err != nil {
+		return nil, err
+	}
 	if err := pool.Go(); err != nil {
 		return nil, err
 	}
@@ -51,7 +55,10 @@ func (e *Env) sustained(ctx context.Context) ([]figure.Sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	after, errAfter := s.server.CPU()
+	after, err := s.bill()
+	if err != nil {
+		return nil, err
+	}
 	for _, c := range []*proc.Child{producer, pool} {
 		_ = c.Stop() // one that has ended says why
 	}
@@ -59,9 +66,9 @@ func (e *Env) sustained(ctx context.Context) ([]figure.Sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	if errBefore == nil && errAfter == nil {
-		o.serverCPU = new(after - before)
-	}
+	spent := after.since(before)
+	o.serverCPU = spent.server
+	e.settle(spent, after.at.Sub(before.at), o.clientCPU())
 	whole := o.sample("whole", 0)
 	whole.Rate = marks.all()
 	return []figure.Sample{
@@ -87,9 +94,12 @@ func (e *Env) watch(ctx context.Context, pool, producer *proc.Child, window time
 			said = at
 			e.Progress("sustained, after %v: %s jobs", at.Round(time.Second), figure.Count(pool.Count()))
 		}
-		if err := producer.Tell(fmt.Sprintf("allow %d", pool.Count()+ahead)); err != nil || pool.Ended() {
-			_, errPool := pool.Wait(ctx)
-			return m, fmt.Errorf("a process ended early: %w", firstOf(errPool, err))
+		err := producer.Tell(fmt.Sprintf("allow %d", pool.Count()+ahead))
+		for _, c := range []*proc.Child{producer, pool} {
+			if c.Ended() {
+				_, why := c.Wait(ctx)
+				return m, fmt.Errorf("a process ended early: %w", cmp.Or(why, err, context.Canceled))
+			}
 		}
 		select {
 		case <-tick.C:
@@ -97,13 +107,4 @@ func (e *Env) watch(ctx context.Context, pool, producer *proc.Child, window time
 			return m, ctx.Err()
 		}
 	}
-}
-
-func firstOf(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return context.Canceled
 }

@@ -3,7 +3,9 @@ package work
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/seed-de459a48/mongoq/bench/internal/figure"
@@ -34,7 +36,7 @@ type trial struct {
 // All are the works, in the order of the table.
 var All = []Work{
 	{Name: "drain", What: "a pool drains 100,000 no-op jobs", trials: drainTrials},
-	{Name: "push", What: "1, 64 and 256 goroutines call Push", trials: pushTrials},
+	{Name: "push", What: "64 and 256 goroutines call Push", trials: pushTrials},
 	{Name: "pushmany", What: "PushMany of 1,000", trials: pushManyTrials},
 	{Name: "reserve", What: "64 goroutines call Reserve, then Commit", trials: reserveTrials},
 	{Name: "single", What: "one goroutine, one call at a time", trials: singleTrials},
@@ -79,8 +81,24 @@ func Choose(list string) ([]Work, error) {
 	return chosen, nil
 }
 
-// Measure runs a work: all its trials once, then all again, so that what changes with time meets every system. It
-// returns what it has when ctx ends. A trial that fails is noted, and not tried again.
+// Unnamed are those that a list of works leaves out because nobody has named them; none if somebody has chosen.
+func Unnamed(chosen []Work) []Work {
+	var left []Work
+	for _, w := range All {
+		in := slices.ContainsFunc(chosen, func(c Work) bool { return c.Name == w.Name })
+		switch {
+		case in == w.OnlyNamed:
+			return nil
+		case !in:
+			left = append(left, w)
+		}
+	}
+	return left
+}
+
+// Measure runs a work: all its trials once, then all again in the opposite order, and so on, so that what changes with
+// time, and what one leaves to the next, meets every system. It returns what it has when ctx ends. A trial that fails is
+// noted, and tried once more; when it fails again, that is all of it.
 func (e *Env) Measure(ctx context.Context, w Work) []figure.Figure {
 	trials := w.trials(e)
 	samples := make([][][]figure.Sample, len(trials))
@@ -89,14 +107,28 @@ func (e *Env) Measure(ctx context.Context, w Work) []figure.Figure {
 	if w.Once {
 		runs = 1
 	}
+	e.others = 0
 	for run := range runs {
-		for i, t := range trials {
+		for i := range trials {
+			if run%2 == 1 {
+				i = len(trials) - 1 - i
+			}
+			t := trials[i]
 			if failed[i] || ctx.Err() != nil {
 				continue
 			}
-			name := fmt.Sprintf("%s %s %s", w.Name, t.system.Name, t.setting)
+			name := strings.TrimSpace(fmt.Sprintf("%s %s %s", w.Name, t.system.Name, t.setting))
 			got, err := t.measure(ctx)
+			if err != nil && ctx.Err() == nil && !errors.Is(err, system.ErrMissing) {
+				e.Note("%s failed, and was tried once more: %v", name, err)
+				got, err = t.measure(ctx)
+			}
 			if ctx.Err() != nil {
+				continue
+			}
+			if errors.Is(err, system.ErrMissing) {
+				failed[i] = true
+				e.Note("%s: not measured: %v", t.system.Name, err)
 				continue
 			}
 			if err != nil {
@@ -114,6 +146,9 @@ func (e *Env) Measure(ctx context.Context, w Work) []figure.Figure {
 				}
 			}
 		}
+	}
+	if e.others > 0.1 {
+		e.Note("%s: other programs, or other machines of this host, took up to %.0f %% of the processors", w.Name, 100*e.others)
 	}
 	var figures []figure.Figure
 	for i, t := range trials {

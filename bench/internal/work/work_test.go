@@ -28,11 +28,13 @@ func TestChoose(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, names(all), "drain")
 	require.NotContains(t, names(all), "sustained", "takes ten minutes")
-	require.NotContains(t, names(all), "history", "is not there yet")
+	require.NotContains(t, names(all), "history", "takes half an hour")
+	require.Equal(t, []string{"sustained", "history"}, names(Unnamed(all)))
 
 	some, err := Choose("push, drain,sustained")
 	require.NoError(t, err)
 	require.Equal(t, []string{"drain", "push", "sustained"}, names(some), "in the order of the table")
+	require.Empty(t, Unnamed(some), "who names works knows what is left out")
 
 	_, err = Choose("drain,dance")
 	require.ErrorContains(t, err, "dance")
@@ -53,10 +55,10 @@ func TestRunsInterleave(t *testing.T) {
 	}
 	w := Work{Name: "drain", trials: func(*Env) []trial { return []trial{measured("a"), measured("b")} }}
 	figures := quietly(3).Measure(t.Context(), w)
-	require.Equal(t, []string{"a", "b", "a", "b", "a", "b"}, order)
+	require.Equal(t, []string{"a", "b", "b", "a", "a", "b"}, order)
 	require.Len(t, figures, 2)
-	require.Equal(t, 3.0, figures[0].Rate)
-	require.Equal(t, 4.0, figures[1].Rate)
+	require.Equal(t, 4.0, figures[0].Rate)
+	require.Equal(t, 3.0, figures[1].Rate)
 	require.Equal(t, 3, figures[1].Runs)
 }
 
@@ -76,11 +78,13 @@ func TestATrialThatFailsIsNotedAndLeavesTheOthers(t *testing.T) {
 	}}
 	env := quietly(3)
 	figures := env.Measure(t.Context(), w)
-	require.Equal(t, 1, tries)
+	require.Equal(t, 2, tries)
 	require.Len(t, figures, 1)
 	require.Equal(t, "good", figures[0].System)
 	require.True(t, env.Failed)
-	require.Equal(t, []string{"drain bad s failed: no server", "drain good s: mind this"}, env.Notes)
+	require.Equal(t, []string{
+		"drain bad s failed, and was tried once more: no server", "drain bad s failed: no server", "drain good s: mind this",
+	}, env.Notes)
 }
 
 func TestAnInterruptedWorkGivesWhatItHas(t *testing.T) {
@@ -130,7 +134,7 @@ func TestScale(t *testing.T) {
 func TestProcessesAreSummedUp(t *testing.T) {
 	t.Parallel()
 	const second = int64(time.Second)
-	o := outcome{serverCPU: new(7.0), results: []proc.Result{
+	o := outcome{serverCPU: 7, results: []proc.Result{
 		{Report: child.Report{Jobs: 60, Start: 10 * second, Handled: 12 * second, End: 15 * second, CPU: 1}, PeakRSS: 20},
 		{Report: child.Report{Jobs: 40, Start: 11 * second, Handled: 14 * second, End: 14 * second, CPU: 2}, PeakRSS: 30},
 	}}

@@ -83,7 +83,7 @@ const tasks = {
   },
 
   // Each link is one consumer, so that there are as many between two queues as the spec says. What is counted is handed
-  // to the links' functions, as each leaves its stage.
+  // to the links' functions, as each leaves its stage; the bench looks afterwards whether any is left.
   async pipeline(spec, begin) {
     const pipeline = await openPipeline(spec);
     const queues = pipeline.queues();

@@ -30,7 +30,7 @@ const tasks = {
 
   async left(spec, begin) {
     const queue = await open(spec);
-    const n = await promise(cb => queue.size(cb));
+    const n = await promise(cb => queue.size(cb)) + await promise(cb => queue.inFlight(cb));
     await begin();
     return n;
   },
