@@ -13,6 +13,8 @@ import (
 const (
 	// measureEvery is how long an offset is trusted.
 	measureEvery = time.Minute
+	// measureAttempts is how often it is measured anew when the measurement cannot be trusted from the start.
+	measureAttempts = 3
 	// driftPerSecond is what two clocks may drift apart: 100 ppm, several times what quartz does.
 	driftPerSecond = 100 * time.Microsecond
 	// jump is a difference between the wall clock and the monotonic one that means that one of them was set, or that
@@ -104,25 +106,33 @@ func (c *serverClock) bounds(ctx context.Context) (lo, hi time.Time, err error) 
 	case <-ctx.Done():
 		return lo, hi, ctx.Err()
 	}
-	if lo, hi, ok := c.current(); ok {
-		return lo, hi, nil
+	for range measureAttempts { // this process's clock may be set, or the server change, while it is measured
+		lo, hi, ok := c.current()
+		if ok {
+			return lo, hi, nil
+		}
+		if err := c.renew(ctx); err != nil {
+			return lo, hi, err
+		}
 	}
+	lo, hi, _ = c.current()
+	return lo, hi, nil
+}
+
+// renew measures; the turn to do so is the caller's.
+func (c *serverClock) renew(ctx context.Context) error {
 	c.mu.Lock()
 	c.stale = false // unless somebody says so again meanwhile
 	c.mu.Unlock()
 	r, err := c.measure(ctx)
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	if err != nil {
 		c.stale = true
-	} else {
-		c.reading = r
+		return err
 	}
-	c.mu.Unlock()
-	if err != nil {
-		return lo, hi, err
-	}
-	lo, hi, _ = c.current()
-	return lo, hi, nil
+	c.reading = r
+	return nil
 }
 
 // current gives the bounds by the last measurement; ok is false when it is time for another.

@@ -101,6 +101,28 @@ func TestClockThatJumpsNeitherHidesNorHurries(t *testing.T) {
 }
 
 // What CommitMany relies on is the lease by the server's clock, not by a wrong one.
+// A clock may be set at any moment, also between two of the looks at it that a measurement takes.
+func TestAClockThatIsSetWhileItIsMeasured(t *testing.T) {
+	t.Parallel()
+	db := mongotest.Database(t, mongotest.ReplicaSet)
+	for look := range 12 {
+		for _, by := range []time.Duration{6 * time.Minute, -2 * time.Minute} {
+			var looks atomic.Int64
+			q := newQueue(t, openStore(t, db, mongoq.Config{Clock: func() time.Time {
+				if looks.Add(1) > int64(look) {
+					return time.Now().Add(by)
+				}
+				return time.Now()
+			}}), "q")
+			id := push(t, q, "now")
+			r := tryReserve(t, q)
+			require.Equal(t, id, r.ID)
+			require.WithinDuration(t, serverTime(t, db), r.Pushed, 10*time.Second, "set by %v after %d looks", by, look)
+			require.NoError(t, r.Commit(t.Context()))
+		}
+	}
+}
+
 func TestWrongClockCommitsExactly(t *testing.T) {
 	t.Parallel()
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
