@@ -65,7 +65,7 @@ func (n *Node) Resume() error {
 // killed first. It returns when the node answers: as a primary if it is alone, as any
 // working member of a larger set.
 func (n *Node) Restart(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout, fmt.Errorf("no node after %v", bootTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, recoverTimeout, fmt.Errorf("no node after %v", recoverTimeout))
 	defer cancel()
 	n.Kill()
 	// An outgoing connection of another program may have the port for a moment.

@@ -19,6 +19,10 @@ import (
 // does not count.
 const bootTimeout = 60 * time.Second
 
+// recoverTimeout bounds a restart: a node that was killed first does again what its journal and its oplog tell, which
+// takes minutes on a machine that has much else to do.
+const recoverTimeout = 5 * time.Minute
+
 // progressStart is what Options.Progress is told before each start.
 const progressStart = "starting mongod"
 
