@@ -100,7 +100,6 @@ func TestClockThatJumpsNeitherHidesNorHurries(t *testing.T) {
 	}
 }
 
-// What CommitMany relies on is the lease by the server's clock, not by a wrong one.
 // A clock may be set at any moment, also between two of the looks at it that a measurement takes.
 func TestAClockThatIsSetWhileItIsMeasured(t *testing.T) {
 	t.Parallel()
@@ -123,6 +122,7 @@ func TestAClockThatIsSetWhileItIsMeasured(t *testing.T) {
 	}
 }
 
+// What CommitMany relies on is the lease by the server's clock, not by a wrong one.
 func TestWrongClockCommitsExactly(t *testing.T) {
 	t.Parallel()
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/seed-de459a48/mongoq/bench/internal/child"
 	"github.com/seed-de459a48/mongoq/bench/internal/figure"
@@ -35,10 +36,9 @@ func drainTrials(e *Env) []trial {
 	}
 	const durable = "64 workers, DurableClaims"
 	trials = append(trials, trial{e.ours(), durable, func(ctx context.Context) ([]figure.Sample, error) {
-		got, err := e.drainAll(ctx, "drain", e.ours(), durable, child.Spec{
+		return e.drainAll(ctx, "drain", e.ours(), durable, child.Spec{
 			Workers: poolWorkers, Jobs: e.jobs(drainJobs), Limit: e.Limit, Durable: true,
 		})
-		return got[:min(1, len(got))], err // what a job costs is told of the default
 	}})
 	for _, sys := range e.choose("asynq-aof", "asynq-noaof") {
 		trials = append(trials, asynqTrial(e, sys))
@@ -48,24 +48,32 @@ func drainTrials(e *Env) []trial {
 
 func drainTrial(e *Env, sys system.System, setting string, workers int) trial {
 	return trial{sys, setting, func(ctx context.Context) ([]figure.Sample, error) {
-		return e.drainAll(ctx, "drain", sys, setting, child.Spec{Workers: workers, Jobs: e.jobs(drainJobs), Limit: e.Limit})
+		return e.drainCosts(ctx, "drain", sys, setting, child.Spec{Workers: workers, Jobs: e.jobs(drainJobs), Limit: e.Limit})
 	}}
 }
 
-// drainAll drains what is stored by one process. Ours also tells what a job costs.
+// drainAll drains what is stored by one process.
 func (e *Env) drainAll(ctx context.Context, work string, sys system.System, setting string, spec child.Spec) ([]figure.Sample, error) {
-	spec.Task = "drain"
-	o, sample, err := e.drain(ctx, drain{
-		work: work, setting: setting, system: sys, goal: spec.Jobs, specs: []child.Spec{spec},
-		fills: []child.Spec{{Task: "fill", Jobs: spec.Jobs, Queues: spec.Queues}},
-	})
-	if err != nil {
-		return nil, err
-	}
-	if sys.Name != system.Ours {
-		return []figure.Sample{sample}, nil
+	_, sample, err := e.drain(ctx, all(work, sys, setting, spec))
+	return []figure.Sample{sample}, err
+}
+
+// drainCosts is drainAll that also tells what a job costs, of ours.
+func (e *Env) drainCosts(ctx context.Context, work string, sys system.System, setting string, spec child.Spec) ([]figure.Sample, error) {
+	o, sample, err := e.drain(ctx, all(work, sys, setting, spec))
+	if err != nil || sys.Name != system.Ours {
+		return []figure.Sample{sample}, err
 	}
 	return append([]figure.Sample{sample}, costs(o)...), nil
+}
+
+// all is a drain of as many jobs as one process is to do.
+func all(work string, sys system.System, setting string, spec child.Spec) drain {
+	spec.Task = "drain"
+	return drain{
+		work: work, setting: setting, system: sys, goal: spec.Jobs, specs: []child.Spec{spec},
+		fills: []child.Spec{{Task: "fill", Jobs: spec.Jobs, Queues: spec.Queues}},
+	}
 }
 
 // drain is jobs that are stored, and then done by one or several processes.
@@ -73,11 +81,12 @@ type drain struct {
 	work, setting string
 	system        system.System
 
-	fills []child.Spec // what stores them, and what lies beside them
-	specs []child.Spec // what does them, and what runs beside that
-	goal  int          // how many are to be done
-	rest  int          // how many more there are, which need not be done
-	left  []child.Spec // where jobs could be left; the queues of the first process, if there are none
+	fills  []child.Spec // what stores them, and what lies beside them
+	specs  []child.Spec // what does them
+	beside []child.Spec // what else runs meanwhile, and counts for nothing
+	goal   int          // how many are to be done
+	rest   int          // how many more there are, which need not be done
+	left   []child.Spec // where jobs could be left; the queues of the first process, if there are none
 
 	// handled: the time is until the last job was handled, not until it was settled.
 	handled bool
@@ -98,10 +107,12 @@ func (e *Env) drain(ctx context.Context, d drain) (outcome, figure.Sample, error
 	for i := range d.specs {
 		d.specs[i].Profile = e.profile(s.system, d.work+" "+d.setting)
 	}
-	o, err := s.measure(ctx, d.specs...)
+	o, err := s.measure(ctx, slices.Concat(d.specs, d.beside)...)
 	if err != nil {
 		return o, figure.Sample{}, err
 	}
+	o.results = o.results[:len(d.specs)]
+	o.sum()
 	sample := o.sample(d.setting, o.elapsed)
 	if d.handled {
 		sample = o.sample(d.setting, o.toHandled)

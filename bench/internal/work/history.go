@@ -22,7 +22,7 @@ func historyTrials(e *Env) []trial {
 			setting = "drain, " + form
 		}
 		trials = append(trials, trial{e.ours(), setting, func(ctx context.Context) ([]figure.Sample, error) {
-			return e.drainAll(ctx, "history", e.ours(), setting, child.Spec{Workers: poolWorkers, Jobs: e.jobs(drainJobs), Limit: e.Limit, History: form})
+			return e.drainCosts(ctx, "history", e.ours(), setting, child.Spec{Workers: poolWorkers, Jobs: e.jobs(drainJobs), Limit: e.Limit, History: form})
 		}})
 	}
 	for _, form := range []string{"ttl", "partition"} {
@@ -69,12 +69,12 @@ func (e *Env) forget(ctx context.Context, form string) ([]figure.Sample, error) 
 func (e *Env) drainBeside(ctx context.Context, setting, form string, forget bool) ([]figure.Sample, error) {
 	jobs := e.jobs(drainJobs)
 	d := drain{
-		work: "history", setting: setting, system: e.ours(), goal: jobs, handled: true,
+		work: "history", setting: setting, system: e.ours(), goal: jobs,
 		fills: []child.Spec{{Task: "history", Jobs: e.jobs(forgotten), History: form}, {Task: "fill", Jobs: jobs}},
 		specs: []child.Spec{{Task: "drain", Workers: poolWorkers, Jobs: jobs, Limit: e.Limit, History: form}},
 	}
 	if forget {
-		d.specs = append(d.specs, child.Spec{Task: "forget", Jobs: e.jobs(forgotten), History: form, Delay: time.Second})
+		d.beside = append(d.beside, child.Spec{Task: "forget", Jobs: e.jobs(forgotten), History: form, Delay: time.Second})
 	}
 	_, sample, err := e.drain(ctx, d)
 	return []figure.Sample{sample}, err

@@ -98,15 +98,15 @@ func (e *Env) latency(ctx context.Context, sys system.System, setting string, sp
 	if err != nil {
 		return nil, err
 	}
-	spent := after.since(before)
-	e.settle(spent, after.at.Sub(before.at), made.CPU+used.CPU)
+	clients := made.CPU + used.CPU
+	server := e.settle(before, after, clients)
 	if used.Timed < spec.Jobs {
 		return nil, fmt.Errorf("only %d of %d jobs had started %v after the last was pushed", used.Timed, spec.Jobs, spec.Delay+patience)
 	}
 	sample := figure.Sample{
 		Setting: setting, Unit: "pushes/s", Rate: float64(made.Jobs) / made.Elapsed().Seconds(), Paced: true,
 		P50: &used.P50, P95: &used.P95, P99: &used.P99,
-		ClientCPU: new(made.CPU + used.CPU), ServerCPU: &spent.server, PeakRSS: &used.PeakRSS,
+		ClientCPU: &clients, ServerCPU: &server, PeakRSS: &used.PeakRSS,
 	}
 	return []figure.Sample{sample, {
 		Setting: setting + ": push answered", Unit: "pushes/s", Rate: sample.Rate, Paced: true,

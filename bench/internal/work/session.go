@@ -130,18 +130,14 @@ func (s *session) bill() (b bill, err error) {
 	return b, err
 }
 
-// since is what was spent since an earlier one.
-func (b bill) since(earlier bill) bill {
-	b.server -= earlier.server
-	b.machine -= earlier.machine
-	return b
-}
-
-// settle notes what of a bill neither the server nor the clients have spent.
-func (e *Env) settle(spent bill, took time.Duration, clients float64) {
-	if took > time.Second { // less is too short for the kernel's ticks
-		e.others = max(e.others, (spent.machine-spent.server-clients)/took.Seconds()/float64(runtime.NumCPU()))
+// settle gives what the server has spent between two bills, and notes what neither it nor the clients have.
+func (e *Env) settle(before, after bill, clients float64) (server float64) {
+	server = after.server - before.server
+	if took := after.at.Sub(before.at); took > time.Second { // less is too short for the kernel's ticks
+		others := after.machine - before.machine - server - clients
+		e.others = max(e.others, others/took.Seconds()/float64(runtime.NumCPU()))
 	}
+	return server
 }
 
 // measure runs processes at once, each with its spec, and waits for all.
@@ -187,9 +183,7 @@ func (s *session) measure(ctx context.Context, specs ...child.Spec) (outcome, er
 	if err != nil {
 		return outcome{}, err
 	}
-	spent := after.since(before)
-	o.serverCPU = spent.server
-	s.env.settle(spent, after.at.Sub(before.at), o.clientCPU())
+	o.serverCPU = s.env.settle(before, after, o.clientCPU())
 	return o, nil
 }
 
@@ -225,6 +219,7 @@ func gather(ctx context.Context, children []*proc.Child) (outcome, error) {
 // sum sets what is the sum, or the span, of the results.
 func (o *outcome) sum() {
 	var start, end, handled int64
+	o.jobs = 0
 	for i, r := range o.results {
 		last := r.Start + r.ToHandled().Nanoseconds()
 		if r.Jobs == 0 && r.Handled == 0 {

@@ -66,9 +66,7 @@ func (e *Env) sustained(ctx context.Context) ([]figure.Sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	spent := after.since(before)
-	o.serverCPU = spent.server
-	e.settle(spent, after.at.Sub(before.at), o.clientCPU())
+	o.serverCPU = e.settle(before, after, o.clientCPU())
 	whole := o.sample("whole", 0)
 	whole.Rate = marks.all()
 	return []figure.Sample{
