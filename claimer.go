@@ -27,7 +27,7 @@ type claimer struct {
 	next    time.Time // when something falls due, as far as is known; zero: never
 	looked  time.Time // when that was looked up; what rang since is in it
 
-	flying sync.Mutex // held from a claim until what it got is handed out
+	flying sync.Mutex // held from when it is known who a claim is for until what it got is handed out
 	late   late       // what came with a time that has passed
 	strays strays     // what was claimed and is nobody's
 
@@ -234,11 +234,12 @@ func (c *claimer) serve() {
 		case <-c.wake: // what rang before is seen by the claim that follows
 		default:
 		}
+		c.flying.Lock() // before somebody in line can be meant by what follows
 		all, group, n := c.line()
 		if group == nil {
+			c.flying.Unlock()
 			return
 		}
-		c.flying.Lock()
 		paused, err := c.s.paused(ctx, c.name)
 		if paused || err != nil {
 			c.flying.Unlock()
