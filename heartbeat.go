@@ -91,11 +91,11 @@ func (h *held) abandon() []bson.ObjectID {
 }
 
 // lose tells a job that its lease is lost: its handler's context ends at once, and its result is discarded. Not one that
-// its handler has settled, or may have settled in a transaction.
-func (h *held) lose(j *job) bool {
+// its handler has settled or, unless somebody else was seen to have the envelope, may have settled in a transaction.
+func (h *held) lose(j *job, seen bool) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if busy, settled, joined := j.r.peek(); busy || settled || joined || j.lost.Swap(true) {
+	if busy, settled, joined := j.r.peek(); busy || settled || joined && !seen || j.lost.Swap(true) {
 		return false
 	}
 	if j.stop != nil {
@@ -133,8 +133,8 @@ func (w *pool) shortestLease() time.Duration {
 // being extended, soon, since that may fail.
 func (w *pool) beatOnce(tick time.Duration) time.Duration {
 	next := time.Duration(1<<63 - 1)
-	hi := w.s.clock.guess() // without asking: a lease ends in time while the server is away
-	var due, joined []*job
+	_, hi, sure := w.s.clock.current() // without asking: a lease ends in time while the server is away
+	var due, joined, lapsed []*job
 	w.held.mu.Lock()
 	jobs := make([]*job, 0, len(w.held.jobs))
 	for _, j := range w.held.jobs {
@@ -148,24 +148,48 @@ func (w *pool) beatOnce(tick time.Duration) time.Duration {
 		case busy: // it may not be settled then
 			next = min(next, tick/8)
 		case settled || j.lost.Load():
+		case isJoined && left <= j.r.q.cfg.Lease*3/4: // as long as its transaction is open nobody else can have it
+			joined = append(joined, j)
+			next = min(next, tick/8)
 		case left <= 0:
-			if w.held.lose(j) {
-				w.log.Warn("mongoq: a job's lease has run out", "queue", j.r.Q, "id", j.r.ID.Hex())
+			if w.held.lose(j, false) {
+				lapsed = append(lapsed, j)
 			}
 		case !w.cfg.NoHeartbeat && left <= j.r.q.cfg.Lease*3/4:
-			if isJoined { // as long as the transaction is open, an extension waits for it
-				joined = append(joined, j)
-			} else {
-				due = append(due, j)
-			}
+			due = append(due, j)
 			next = min(next, left, tick/8)
 		default:
 			next = min(next, left)
 		}
 	}
+	w.sayLost("mongoq: a job's lease has run out", lapsed)
+	if !sure && len(jobs) > 0 { // the machine may have slept
+		w.beside(&w.measuring, jobs, w.measure)
+	}
 	w.beside(&w.extending, due, w.extend)
 	w.beside(&w.extendingJoined, joined, w.extendEach)
 	return max(next, time.Millisecond)
+}
+
+// sayLost warns of jobs that have lost their leases: one line, however many.
+func (w *pool) sayLost(what string, jobs []*job) {
+	if len(jobs) == 0 {
+		return
+	}
+	attrs := []any{"queue", jobs[0].r.Q, "id", jobs[0].r.ID.Hex()}
+	if more := len(jobs) - 1; more > 0 {
+		attrs = append(attrs, "and_others", more)
+	}
+	w.log.Warn(what, attrs...)
+}
+
+// measure reads the server's clock, and has the heart beat once it is known.
+func (w *pool) measure([]*job) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if _, _, err := w.s.clock.bounds(ctx); err == nil {
+		w.held.hasten()
+	}
 }
 
 // beside extends leases while the heart beats on, unless that is under way still.
@@ -182,14 +206,19 @@ func (w *pool) beside(underWay *atomic.Bool, due []*job, extend func([]*job)) {
 // extend extends many leases in few statements; one that an open transaction holds up, or that is lost, does not delay
 // the others for long.
 func (w *pool) extend(due []*job) {
+	var left []*job
 	for len(due) > 0 {
 		n := min(len(due), settleRound)
-		w.extendSome(due[:n])
+		if !w.extendSome(due[:n]) {
+			left = append(left, due[:n]...)
+		}
 		due = due[n:]
 	}
+	w.extendEach(left)
 }
 
-func (w *pool) extendSome(due []*job) {
+// extendSome is false if some are lost, settled meanwhile or held up.
+func (w *pool) extendSome(due []*job) bool {
 	type group struct {
 		in    *mongo.Collection
 		token bson.ObjectID
@@ -220,44 +249,64 @@ func (w *pool) extendSome(due []*job) {
 			extended += res.MatchedCount
 		}
 	}
-	if err == nil && extended == int64(len(due)) {
-		for i, j := range due {
-			j.r.extended(ends[i], lo.Add(j.r.q.cfg.Lease))
-		}
-		return
+	if err != nil || extended < int64(len(due)) {
+		return false
 	}
-	w.extendEach(due) // some are lost, settled meanwhile or held up
+	for i, j := range due {
+		j.r.extended(ends[i], lo.Add(j.r.q.cfg.Lease))
+	}
+	return true
 }
 
 // extendEach extends leases each by itself, side by side.
 func (w *pool) extendEach(due []*job) {
 	var all sync.WaitGroup
-	room := make(chan struct{}, 16)
+	var mu sync.Mutex
+	var lost []*job
+	room := make(chan struct{}, 32)
 	for _, j := range due {
 		room <- struct{}{}
 		all.Go(func() {
 			defer func() { <-room }()
-			w.extendOne(j)
+			if w.extendOne(j) {
+				mu.Lock()
+				lost = append(lost, j)
+				mu.Unlock()
+			}
 		})
 	}
 	all.Wait()
+	w.sayLost("mongoq: a job has lost its lease; its handler was told", lost)
 }
 
-func (w *pool) extendOne(j *job) {
+// extendOne is true if the job was told that it has lost its lease.
+func (w *pool) extendOne(j *job) (told bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), min(max(j.r.q.cfg.Lease/6, 50*time.Millisecond), time.Second))
 	defer cancel()
 	end := j.r.leaseEnd()
 	lo, _, err := w.s.clock.bounds(ctx)
 	if err != nil {
-		return // the next beat tries again, while the lease lasts
+		return false // the next beat tries again, while the lease lasts
+	}
+	if w.cfg.NoHeartbeat { // only what a transaction may have settled comes here then
+		return w.held.lose(j, w.takenByAnother(ctx, j.r))
 	}
 	n, err := updating(j.r.q.leases(), holder(j.r.ID, j.r.lease), extendUpdate(j.r.q.cfg.Lease, j.r.q.cfg.OnExpire))(ctx)
 	switch {
 	case err == nil && n == 1:
 		j.r.extended(end, lo.Add(j.r.q.cfg.Lease))
 	case err == nil:
-		w.held.lose(j)
+		return w.held.lose(j, w.takenByAnother(ctx, j.r))
 	case !errors.Is(err, context.DeadlineExceeded):
 		w.log.Debug("mongoq: a lease could not be extended", "queue", j.r.Q, "id", j.r.ID.Hex(), "error", err)
 	}
+	return false
+}
+
+// takenByAnother tells whether somebody else has claimed the envelope since. One that the transaction of this holder has
+// settled is gone, done, in another queue, or bears its mark.
+func (w *pool) takenByAnother(ctx context.Context, r *Reservation) bool {
+	e, err := w.s.found(ctx, r.ID, false)
+	return err == nil && e != nil && e.Q == r.Q && e.Processed.IsZero() && e.lease != r.lease && e.last.lease != r.lease &&
+		e.Deliveries > r.Deliveries
 }

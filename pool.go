@@ -26,12 +26,14 @@ type pool struct {
 	busy      int        // handlers that run, or wait for room to have a job settled
 	stop      bool       // nothing new is begun
 	abandoned bool       // handlers that still run count no more
+	away      int        // sources whose claims fail
 
 	handlers        sync.WaitGroup
 	held            held
 	beats           sync.WaitGroup
 	extending       atomic.Bool // leases are being extended
 	extendingJoined atomic.Bool // those that a transaction holds
+	measuring       atomic.Bool // the server's clock is being read
 
 	commits sync.WaitGroup
 }
@@ -250,7 +252,9 @@ func (w *pool) finish(base context.Context, j *job, err error, ran time.Duration
 		w.tell(ev)
 		return
 	case joined && err == nil:
-		ev.Kind = eventOf(verb)
+		if ev.Kind = eventOf(verb); verb == "" { // the verb failed, and the handler made nothing of it
+			ev.Kind = EventUnsettled
+		}
 		w.tell(ev)
 		return
 	}

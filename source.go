@@ -142,6 +142,11 @@ func (src *source) fetch(ctx context.Context) {
 	begun := int64(0) // jobs, when it claimed last
 	trouble := troubles()
 	away := false
+	defer func() {
+		if away {
+			w.cameBack()
+		}
+	}()
 	for ctx.Err() == nil {
 		w.mu.Lock()
 		done := src.done.Load()
@@ -182,7 +187,7 @@ func (src *source) fetch(ctx context.Context) {
 			src.dries()
 			if !away {
 				away = true
-				w.log.Warn("mongoq: the worker cannot claim; it goes on trying", "queue", src.q.name, "error", err)
+				w.wentAway(src.q.name, err)
 			}
 			_ = sleep(ctx, trouble.NextBackOff())
 			continue
@@ -190,12 +195,36 @@ func (src *source) fetch(ctx context.Context) {
 		if away {
 			away = false
 			trouble.Reset()
-			w.log.Info("mongoq: the worker claims again", "queue", src.q.name)
+			w.cameBack()
 		}
 		if len(rs) > 0 {
 			pace.took(took)
 			src.fill(rs)
 		}
+	}
+}
+
+// wentAway logs that claims fail, once for all of the worker's queues.
+func (w *pool) wentAway(queue string, err error) {
+	w.mu.Lock()
+	w.away++
+	first := w.away == 1
+	w.mu.Unlock()
+	if first {
+		w.log.Warn("mongoq: the worker cannot claim; it goes on trying", "queue", queue, "error", err)
+	} else {
+		w.log.Debug("mongoq: nor from this queue", "queue", queue, "error", err)
+	}
+}
+
+// cameBack logs that claims succeed again, once for all of the worker's queues.
+func (w *pool) cameBack() {
+	w.mu.Lock()
+	w.away--
+	last := w.away == 0
+	w.mu.Unlock()
+	if last && w.over.Err() == nil {
+		w.log.Info("mongoq: the worker claims again")
 	}
 }
 
@@ -231,8 +260,13 @@ func (src *source) wait(ctx context.Context, n int, try bool) ([]*Reservation, t
 func (src *source) fill(rs []*Reservation) {
 	w := src.w
 	some, at := make([]buffered, len(rs)), time.Now()
+	hi, soon := w.s.clock.guess(), false
 	for i, r := range rs {
 		some[i] = buffered{r: r, job: w.held.add(r), at: at} // from now on its lease is kept
+		soon = soon || r.leaseEnd().Sub(hi) <= src.q.cfg.Lease*3/4
+	}
+	if soon { // the claim took long: the heart may not beat in time
+		w.held.hasten()
 	}
 	if w.cfg.OnEvent != nil {
 		for _, r := range rs {

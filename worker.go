@@ -85,7 +85,7 @@ type Worker struct {
 }
 
 // AbandonedError is returned by Run when handlers did not end though their contexts were cancelled. Their envelopes are
-// delivered again when their leases end.
+// delivered again when their leases end, but for those that a handler had settled itself.
 type AbandonedError struct{ IDs []bson.ObjectID }
 
 func (e *AbandonedError) Error() string {

@@ -2,6 +2,7 @@ package mongoq_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/seed-de459a48/mongoq"
 	"github.com/seed-de459a48/mongoq/internal/mongotest"
@@ -188,6 +190,101 @@ func TestAnOpenTransactionDelaysNoOtherHeartbeat(t *testing.T) {
 			require.Zero(t, e.Retries)
 		}
 	}
+}
+
+// While a transaction that a verb has joined is open, nobody can extend the lease, nor claim the envelope. When it is
+// aborted, the handler has the envelope still, and keeps it.
+func TestALeaseIsKeptWhenATransactionFails(t *testing.T) {
+	t.Parallel()
+	const lease = 2 * time.Second
+	db := mongotest.Database(t, mongotest.ReplicaSet)
+	q := newQueue(t, openStore(t, db), "q", mongoq.QueueConfig{Lease: lease, Retry: retries(100)})
+	w := run(t, q, func(ctx context.Context, r *mongoq.Reservation) error {
+		session, err := db.Client().StartSession()
+		if err != nil {
+			return err
+		}
+		defer session.EndSession(context.WithoutCancel(ctx))
+		if err := session.StartTransaction(); err != nil {
+			return err
+		}
+		if err := r.Commit(mongo.NewSessionContext(ctx, session)); err != nil {
+			return err
+		}
+		if err := lasting(ctx, lease+lease/4); err != nil {
+			return fmt.Errorf("while nobody could have it: %w", err)
+		}
+		if err := session.AbortTransaction(ctx); err != nil {
+			return err
+		}
+		if err := lasting(ctx, 2*lease); err != nil {
+			return fmt.Errorf("after the transaction: %w", err)
+		}
+		return r.Commit(ctx)
+	})
+	push(t, q, "x")
+	committed := w.awaits(t, mongoq.EventCommitted, 1)[0]
+	require.Equal(t, 1, committed.Deliveries)
+	require.Zero(t, committed.Retries)
+	require.Empty(t, w.told(mongoq.EventLeaseLost, mongoq.EventFailed))
+}
+
+// One whose envelope somebody else has got after its transaction failed is told, as any other.
+func TestALeaseThatIsLostAfterATransactionFailed(t *testing.T) {
+	t.Parallel()
+	for _, silent := range []bool{false, true} {
+		t.Run(fmt.Sprintf("without heartbeats: %v", silent), func(t *testing.T) {
+			t.Parallel()
+			db := mongotest.Database(t, mongotest.ReplicaSet)
+			q := newQueue(t, openStore(t, db), "q", mongoq.QueueConfig{Lease: 2 * time.Second, Retry: retries(100)})
+			stolen := make(chan error, 1)
+			w := run(t, q, func(ctx context.Context, r *mongoq.Reservation) error {
+				failed := inTransaction(ctx, db, func(ctx context.Context) error {
+					if err := r.Commit(ctx); err != nil {
+						return err
+					}
+					return errFailed
+				})
+				if !errors.Is(failed, errFailed) {
+					return failed
+				}
+				steal(t, db, r.ID)
+				stolen <- lasting(ctx, late)
+				return nil
+			}, mongoq.WorkerConfig{NoHeartbeat: silent})
+			push(t, q, "x")
+			require.ErrorIs(t, await(t, stolen, "it was not told"), mongoq.ErrLeaseLost)
+			w.awaits(t, mongoq.EventLeaseLost, 1)
+			require.Contains(t, w.log.from(slog.LevelWarn), "WARN mongoq: a job has lost its lease; its handler was told")
+			require.Empty(t, w.told(mongoq.EventCommitted))
+		})
+	}
+}
+
+// A claim whose answer took most of the lease is extended at once: the heart's next beat may come too late.
+func TestALateClaimIsExtendedAtOnce(t *testing.T) {
+	t.Parallel()
+	const lease = 6 * time.Second
+	db := mongotest.Database(t, mongotest.ReplicaSet)
+	lossy := newLossy()
+	store := openStore(t, anotherClient(t, db, options.Client().SetDialer(lossy)))
+	q := newQueue(t, store, "q", mongoq.QueueConfig{Lease: lease, Retry: retries(100)})
+	begun, finish := make(chan struct{}, 1), make(chan struct{})
+	w := run(t, q, until(begun, finish))
+	claim := lossy.HoldReply("findAndModify")
+	defer claim.Release()
+	id := push(t, q, "x")
+	await(t, claim.Reached(), "it was not claimed")
+	first := storedBytes(t, db, id).Lookup("when").Time()
+	require.NoError(t, lasting(t.Context(), lease/2))
+	claim.Release()
+	await(t, begun, "it was not begun")
+	began := time.Now()
+	require.Eventually(t, func() bool { return storedBytes(t, db, id).Lookup("when").Time().After(first) }, late, time.Millisecond)
+	took := time.Since(began)
+	require.Less(t, took, lease/4, "a beat comes each third of the lease")
+	close(finish)
+	w.awaits(t, mongoq.EventCommitted, 1)
 }
 
 // What a majority holds is extended by a majority: else a failover undoes the extension, and another consumer gets it.
