@@ -26,6 +26,8 @@ const (
 	ringEvery = 10 * time.Millisecond
 	// ringMost is how many queues one signal names: with the longest names it is half the collection.
 	ringMost = 400
+	// muteFor is how long a process that may not write signals goes without trying.
+	muteFor = time.Minute
 	// awaitTime is how long the server holds a getMore that finds nothing.
 	awaitTime = 5 * time.Second
 	// silence is how long an answer may take beyond that, before the server counts as away.
@@ -47,16 +49,23 @@ type bell struct {
 	watching  bool
 	pending   map[string]rung
 	ringing   bool
-	listening bool // the goroutine runs
-	hears     bool // and its cursor is open
-	deaf      bool // it was said that signals cannot be had
-	mute      bool // nor sent
+	listening bool      // the goroutine runs
+	hears     bool      // and its cursor is open
+	deaf      bool      // it was said that signals cannot be had
+	mute      bool      // nor sent
+	muted     time.Time // when that was tried last
 }
 
 // rung is what a queue rings for.
 type rung struct {
 	at    time.Time // the first is due, by this process's clock
 	later bool      // one of them was not due yet
+	again bool      // it could not be sent before
+}
+
+// with is one ring for both.
+func (r rung) with(other rung) rung {
+	return rung{at: minTime(r.at, other.at), later: r.later || other.later, again: r.again && other.again}
 }
 
 // signal is a document of the collection: several queues in one.
@@ -82,7 +91,7 @@ func (b *bell) open(ctx context.Context) {
 	switch {
 	case mayPass(err): // whoever follows tries again
 	case err != nil:
-		b.mute, b.deaf = true, true
+		b.mute, b.deaf, b.muted = true, true, time.Now()
 		b.s.log.Warn("mongoq: no signals between processes can be had; consumers poll", "collection", b.coll.Name(), "error", err)
 	}
 }
@@ -93,18 +102,45 @@ func (b *bell) ring(queue string, in time.Duration, later bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.mute {
+		if time.Since(b.muted) > muteFor && b.s.begin() {
+			b.muted = time.Now()
+			go b.speak()
+		}
 		return
 	}
-	r := rung{at: time.Now().Add(in), later: later}
-	if had, ok := b.pending[queue]; ok {
-		r = rung{at: minTime(r.at, had.at), later: r.later || had.later}
-	}
-	b.pending[queue] = r
+	b.put(queue, rung{at: time.Now().Add(in), later: later})
 	if b.ringing || !b.s.begin() {
 		return
 	}
 	b.ringing = true
 	go b.send()
+}
+
+// put has a queue ring soon; b.mu is held.
+func (b *bell) put(queue string, r rung) {
+	if had, ok := b.pending[queue]; ok {
+		r = r.with(had)
+	}
+	b.pending[queue] = r
+}
+
+// speak sees whether signals can be sent now.
+func (b *bell) speak() {
+	defer b.s.wg.Done()
+	if b.prepare(b.s.life) == nil {
+		b.heals()
+	}
+}
+
+// heals notes that signals can be had.
+func (b *bell) heals() {
+	b.mu.Lock()
+	was := b.deaf
+	b.deaf, b.mute = false, false
+	b.mu.Unlock()
+	if was {
+		b.s.log.Info("mongoq: signals between processes can be had again", "collection", b.coll.Name())
+	}
 }
 
 // send writes what rings, as long as anything does.
@@ -119,11 +155,13 @@ func (b *bell) send() {
 		}
 		var qs bson.A
 		now := b.s.clock.guess()
+		some := map[string]rung{}
 		for q, r := range b.pending {
 			if len(qs) == ringMost {
 				break
 			}
 			qs = append(qs, bson.D{field("q", q), field("when", now.Add(time.Until(r.at))), field("later", r.later)})
+			some[q] = r
 			delete(b.pending, q)
 		}
 		b.mu.Unlock()
@@ -132,6 +170,14 @@ func (b *bell) send() {
 		cancel()
 		if err != nil {
 			b.s.log.Debug("mongoq: a signal could not be sent; others find the envelope when they poll", "error", err)
+			b.mu.Lock()
+			for q, r := range some { // once more: the primary may have changed
+				if !r.again {
+					r.again = true
+					b.put(q, r)
+				}
+			}
+			b.mu.Unlock()
 		}
 		_ = sleep(b.s.life, ringEvery)
 	}
@@ -203,8 +249,9 @@ func (b *bell) followOnce(ctx context.Context) error {
 		return err
 	}
 	defer closeCursor(ctx, cur)
+	b.heals()
 	b.mu.Lock()
-	b.hears, b.deaf, b.mute = true, false, false
+	b.hears = true
 	b.mu.Unlock()
 	b.s.ringAll() // what rang while nobody listened
 	for {

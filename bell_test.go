@@ -3,6 +3,7 @@ package mongoq_test
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
@@ -27,7 +28,11 @@ const pulse = 2 * time.Second
 // listener gives a queue in a store of its own in which one waiter sleeps, and follows the signals.
 func listener(t testing.TB, db *mongo.Database, name string) (*mongoq.Queue, *pending[*mongoq.Reservation]) {
 	t.Helper()
-	store := openStore(t, anotherClient(t, db))
+	return listens(t, openStore(t, anotherClient(t, db)), name)
+}
+
+func listens(t testing.TB, store *mongoq.Store, name string) (*mongoq.Queue, *pending[*mongoq.Reservation]) {
+	t.Helper()
 	q := newQueue(t, store, name, unhurried)
 	w := beginReserve(t, q)
 	require.Eventually(t, func() bool {
@@ -241,6 +246,51 @@ func TestWithoutSignalsConsumersPoll(t *testing.T) {
 		push(t, here, "from here")
 		again.result(t)
 	})
+}
+
+// A process that only pushes finds out by itself that signals can be had.
+func TestAPusherThatWasMuteSpeaksAgain(t *testing.T) {
+	t.Parallel()
+	db := mongotest.Faulty(t, mongotest.ReplicaSet)
+	there := mongotest.Faulty(t, mongotest.ReplicaSet).Client().Database(db.Name())
+	require.NoError(t, openStore(t, there).Close(t.Context()))
+	require.NoError(t, db.Collection("mongoq.signals").Drop(t.Context()))
+	heal := mongotest.Fail(t, db, mongotest.Always, bson.D{
+		{Key: "failCommands", Value: bson.A{"create"}}, {Key: "errorCode", Value: 13}, // Unauthorized
+	})
+	var log logbook
+	store := openStore(t, db, mongoq.Config{Logger: slog.New(&log)})
+	q := newQueue(t, store, "q", unhurried)
+	require.NotZero(t, heal())
+	_, w := listens(t, openStore(t, there), "q")
+	mongoq.MuteForLong(store)
+	push(t, q, "unheard")
+	require.Eventually(t, func() bool {
+		return slices.Contains(log.from(slog.LevelInfo), "INFO mongoq: signals between processes can be had again")
+	}, late, 5*time.Millisecond)
+	reserve(t, q)
+	pushed := time.Now()
+	push(t, q, "heard")
+	w.result(t)
+	require.Less(t, time.Since(pushed), pulse)
+}
+
+// A signal that could not be sent is sent once more.
+func TestASignalThatWasRefusedIsRepeated(t *testing.T) {
+	t.Parallel()
+	db := mongotest.Faulty(t, mongotest.ReplicaSet)
+	q := newQueue(t, openStore(t, db), "q", unhurried)
+	there := mongotest.Faulty(t, mongotest.ReplicaSet).Client().Database(db.Name())
+	_, w := listens(t, openStore(t, there), "q")
+	heal := mongotest.Fail(t, db, mongotest.Times(1), bson.D{
+		{Key: "failCommands", Value: bson.A{"insert"}}, {Key: "errorCode", Value: 96}, // OperationFailed
+		{Key: "namespace", Value: db.Name() + ".mongoq.signals"},
+	})
+	push(t, q, "x")
+	pushed := time.Now()
+	w.result(t)
+	require.Less(t, time.Since(pushed), pulse)
+	require.Equal(t, 1, heal())
 }
 
 // What an operator may do to the signals' collection costs no more than the moment, nor do documents that are no

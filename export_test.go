@@ -128,6 +128,13 @@ func GiveBack(ctx context.Context, s *Store, r *Reservation) { _ = s.giveBack(ct
 // TakeLate is since when what was last said to have come late is due; zero: nothing was.
 func TakeLate(s *Store, queue string) time.Time { return s.claimerOf(queue).late.take() }
 
+// MuteForLong has a store that may not send signals try it with the next.
+func MuteForLong(s *Store) {
+	s.bell.mu.Lock()
+	defer s.bell.mu.Unlock()
+	s.bell.muted = time.Time{}
+}
+
 // Ring has the claimer of a queue look.
 func Ring(s *Store, queue string) { s.ringHere(queue, 0, false) }
 
