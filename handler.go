@@ -105,7 +105,13 @@ type PanicError struct {
 	Stack []byte
 }
 
-func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v\n%s", e.Value, e.Stack) }
+func (e *PanicError) Error() string {
+	return fmt.Sprintf("panic: %s\n%s", cutTo(fmt.Sprint(e.Value), panicValue), e.Stack)
+}
+
+// panicValue is how many bytes of what a handler panicked with stand before the stack, for which the failure list has
+// little room.
+const panicValue = 256
 
 // protect runs a handler, and makes an error of its panic.
 func protect(ctx context.Context, h Handler, r *Reservation) (err error) {

@@ -246,6 +246,23 @@ func TestAnAbortedTransactionRollsBackWithItsHandler(t *testing.T) {
 // blowUp is a name to look for in a stack.
 func blowUp(v any) error { panic(v) }
 
+// A long value leaves room for the stack in the failure list.
+func TestAPanicWithALongValueKeepsItsStack(t *testing.T) {
+	t.Parallel()
+	db := mongotest.Database(t, mongotest.Standalone)
+	q := newQueue(t, openStore(t, db), "q", mongoq.QueueConfig{Retry: rest(9)})
+	id := push(t, q, "x")
+	w := run(t, q, func(context.Context, *mongoq.Reservation) error { return blowUp(strings.Repeat("ü", 10_000)) })
+	ev := w.awaits(t, mongoq.EventFailed, 1)[0]
+	var p *mongoq.PanicError
+	require.ErrorAs(t, ev.Err, &p)
+	require.Len(t, p.Value, 20_000)
+	e, err := q.Get(t.Context(), id)
+	require.NoError(t, err)
+	require.Contains(t, e.Failures[0].Msg, "panic: üü")
+	require.Contains(t, e.Failures[0].Msg, "goroutine ")
+}
+
 func TestAPanicIsAFailureWithItsStack(t *testing.T) {
 	t.Parallel()
 	values := map[string]any{"text": "a bad day", "error": errFailed, "nil": nil, "odd": struct{ A int }{7}}

@@ -97,12 +97,12 @@ func message(cause error) string {
 }
 
 // cut makes a text fit to be stored: valid UTF-8 of at most 1 KiB.
-func cut(s string) string {
-	if len(s) > maxMessage {
-		s = s[:maxMessage]
-	}
+func cut(s string) string { return cutTo(s, maxMessage) }
+
+// cutTo is cut for n bytes.
+func cutTo(s string, n int) string {
 	// A rune cut in two is dropped with whatever else is no UTF-8.
-	return strings.ToValidUTF8(s, "")
+	return strings.ToValidUTF8(s[:min(len(s), n)], "")
 }
 
 // jittered spreads a period over its last fifth, so that processes that started together don't ask together.
