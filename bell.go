@@ -250,10 +250,10 @@ func (b *bell) followOnce(ctx context.Context) error {
 	}
 	defer closeCursor(ctx, cur)
 	b.heals()
+	b.s.ringAll() // what rang while nobody listened
 	b.mu.Lock()
 	b.hears = true
 	b.mu.Unlock()
-	b.s.ringAll() // what rang while nobody listened
 	for {
 		for tryNext(ctx, cur) {
 			var sig signal

@@ -37,7 +37,7 @@ func listens(t testing.TB, store *mongoq.Store, name string) (*mongoq.Queue, *pe
 	w := beginReserve(t, q)
 	require.Eventually(t, func() bool {
 		n, _, asleep := mongoq.Line(store, name)
-		return n == 1 && asleep && mongoq.Hears(store)
+		return n == 1 && mongoq.Hears(store) && asleep
 	}, soon, 2*time.Millisecond)
 	return q, w
 }
@@ -191,9 +191,7 @@ func TestARingBesideALookIsNotLost(t *testing.T) {
 	store := openStore(t, anotherClient(t, db, options.Client().SetDialer(lossy)))
 	q := newQueue(t, store, "q", mongoq.QueueConfig{PollInterval: poll})
 	w := beginReserve(t, q)
-	require.Eventually(t, func() bool { return mongoq.Hears(store) }, soon, 2*time.Millisecond)
-	require.NoError(t, lasting(t.Context(), 100*time.Millisecond)) // what opening the signals rang for is over
-	awaitSleep(t, store, "q", 1)
+	require.Eventually(t, func() bool { return mongoq.Hears(store) && mongoq.Rests(store, "q") }, soon, 2*time.Millisecond)
 	look := lossy.HoldReply("find") // the next look
 	defer look.Release()
 	await(t, look.Reached(), "it did not look")
@@ -264,11 +262,10 @@ func TestAPusherThatWasMuteSpeaksAgain(t *testing.T) {
 	require.NotZero(t, heal())
 	_, w := listens(t, openStore(t, there), "q")
 	mongoq.MuteForLong(store)
-	push(t, q, "unheard")
+	push(t, newQueue(t, store, "unheard", unhurried), "x")
 	require.Eventually(t, func() bool {
 		return slices.Contains(log.from(slog.LevelInfo), "INFO mongoq: signals between processes can be had again")
 	}, late, 5*time.Millisecond)
-	reserve(t, q)
 	pushed := time.Now()
 	push(t, q, "heard")
 	w.result(t)
@@ -281,7 +278,9 @@ func TestASignalThatWasRefusedIsRepeated(t *testing.T) {
 	db := mongotest.Faulty(t, mongotest.ReplicaSet)
 	q := newQueue(t, openStore(t, db), "q", unhurried)
 	there := mongotest.Faulty(t, mongotest.ReplicaSet).Client().Database(db.Name())
-	_, w := listens(t, openStore(t, there), "q")
+	listening := openStore(t, there)
+	_, w := listens(t, listening, "q")
+	require.Eventually(t, func() bool { return mongoq.Rests(listening, "q") }, soon, 2*time.Millisecond)
 	heal := mongotest.Fail(t, db, mongotest.Times(1), bson.D{
 		{Key: "failCommands", Value: bson.A{"insert"}}, {Key: "errorCode", Value: 96}, // OperationFailed
 		{Key: "namespace", Value: db.Name() + ".mongoq.signals"},

@@ -31,7 +31,15 @@ func Line(s *Store, queue string) (waiters int, serving, asleep bool) {
 			waiters++
 		}
 	}
-	return waiters, c.running, c.running && !c.asleep.IsZero()
+	return waiters, c.running, c.running && !c.asleep.IsZero() && len(c.wake) == 0
+}
+
+// Rests tells whether the claimer of a queue that is not paused sleeps, after a look that had all that has rung.
+func Rests(s *Store, queue string) bool {
+	c := s.claimerOf(queue)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.running && !c.asleep.IsZero() && !c.looked.IsZero() && len(c.wake) == 0
 }
 
 // Hears tells whether the signals of other processes are followed now.
