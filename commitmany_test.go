@@ -238,3 +238,25 @@ func TestCommitManyJoinsATransaction(t *testing.T) {
 		requireLost(t, q.CommitMany(t.Context(), rs), 3, 0, 1, 2)
 	}
 }
+
+// The server's clock jumped, and one consumer has two claims of one envelope: only the later can have committed it.
+func TestCommitManyOfTwoClaimsOfOneEnvelope(t *testing.T) {
+	t.Parallel()
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		q := newQueue(t, openStore(t, db), "q")
+		push(t, q, 1)
+		stale := tryReserve(t, q)
+		setDue(t, db, stale.ID, 0)
+		fresh := tryReserve(t, q)
+		require.Equal(t, stale.ID, fresh.ID)
+		push(t, q, 2)
+		other := tryReserve(t, q)
+		err := q.CommitMany(t.Context(), []*mongoq.Reservation{other, stale, fresh})
+		var be *mongoq.BatchError
+		require.ErrorAs(t, err, &be)
+		require.Len(t, be.Failed, 1)
+		require.Equal(t, 1, be.Failed[0].Index)
+		require.ErrorIs(t, be.Failed[0].Err, mongoq.ErrLeaseLost)
+		require.Equal(t, "0000", sizes(t, q))
+	})
+}

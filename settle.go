@@ -1,6 +1,7 @@
 package mongoq
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -162,11 +163,30 @@ func (s *Store) settleDeletes(ctx context.Context, calls []*call[*settlement]) {
 			c.answer <- ErrLeaseLost
 		}
 	}
+	gone = lastClaims(gone)
 	if int64(len(gone)) == n {
 		answer(gone, nil)
 		return
 	}
 	answer(gone, unknown(fmt.Errorf("%d envelopes of a batch are gone, of which it deleted %d", len(gone), n)))
+}
+
+// lastClaims are the calls that no other of the round has claimed the envelope after; those it has are told.
+func lastClaims(calls []*call[*settlement]) []*call[*settlement] {
+	last := make(map[bson.ObjectID]*Reservation, len(calls))
+	for _, c := range calls {
+		r := c.item.r
+		if had := last[r.ID]; had == nil || cmp.Or(had.Pushed.Compare(r.Pushed), cmp.Compare(had.Deliveries, r.Deliveries)) < 0 {
+			last[r.ID] = r
+		}
+	}
+	return slices.DeleteFunc(calls, func(c *call[*settlement]) bool {
+		lost := last[c.item.r.ID] != c.item.r
+		if lost {
+			c.answer <- ErrLeaseLost
+		}
+		return lost
+	})
 }
 
 // settleUpdates sends every other verb. When fewer matched than were sent, the trace of each tells which.

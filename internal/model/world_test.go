@@ -84,7 +84,7 @@ func newWorld(t require.TestingT, db *mongo.Database, stores []*mongoq.Store, re
 			switch i {
 			case 1:
 				cfg.Retention, cfg.OnExpire = mongoq.KeepForever, mongoq.ToDeadLetter
-			case 2:
+			case 2, 3, 4: // a dead letter that is replayed lives where it was committed
 				cfg.DeadLetter = mongoq.NoDeadLetter
 			}
 			q, err := s.Queue(name, cfg)
