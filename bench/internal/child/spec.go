@@ -28,6 +28,9 @@ type Spec struct {
 	// Limit ends the work early; what was done by then is rated.
 	Limit time.Duration `json:"limit_ns,omitempty"`
 
+	// Unheard: no process may send signals to another, which then polls.
+	Unheard bool `json:"unheard,omitempty"`
+
 	// Durable: claims are as durable as all else.
 	Durable bool `json:"durable,omitempty"`
 

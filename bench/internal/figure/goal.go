@@ -60,6 +60,7 @@ var Goals = []Goal{
 	limit("push to start, idle, 20 a second: p99", 20, "ms", Ref{"latency", ours, "20 a second"}, func(f Figure) *float64 { return f.P99 }),
 	limit("push to start, 300 a second: p99", 20, "ms", Ref{"latency", ours, "300 a second"}, func(f Figure) *float64 { return f.P99 }),
 	limit("delayed: start after it is due: p99", 10, "ms", Ref{"latency", ours, "delayed"}, func(f Figure) *float64 { return f.P99 }),
+	limit("signals refused, 20 a second: p99", 1000, "ms", Ref{"latency", ours, "signals refused, 20 a second"}, func(f Figure) *float64 { return f.P99 }),
 }
 
 func ratio(what, against string, least float64, our, base Ref) Goal {

@@ -2,6 +2,7 @@ package task
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"strconv"
@@ -32,6 +33,11 @@ func openOurs(ctx context.Context, spec child.Spec, cfg mongoq.QueueConfig) (*ou
 		return nil, err
 	}
 	o := &ours{client: client}
+	if spec.Unheard {
+		if err := refuseSignals(ctx, client); err != nil {
+			return nil, err
+		}
+	}
 	// Warnings are shown if the process fails.
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	if o.store, err = mongoq.Open(ctx, client.Database(database), mongoq.Config{Logger: log, PartitionHistory: partitioning(spec)}); err != nil {
@@ -53,6 +59,19 @@ func openOurs(ctx context.Context, spec child.Spec, cfg mongoq.QueueConfig) (*ou
 	}
 	o.warm, err = o.store.Queue("warm", cfg)
 	return o, err
+}
+
+// refuseSignals makes the collection for signals one that takes none.
+func refuseSignals(ctx context.Context, client *mongo.Client) error {
+	err := client.Database(database).RunCommand(ctx, bson.D{
+		{Key: "create", Value: "mongoq.signals"}, {Key: "capped", Value: true}, {Key: "size", Value: 4096},
+		{Key: "validator", Value: bson.D{{Key: "$expr", Value: false}}},
+	}).Err()
+	var se mongo.ServerError
+	if errors.As(err, &se) && se.HasErrorCode(48) { // NamespaceExists: another process has
+		return nil
+	}
+	return err
 }
 
 func (o *ours) queue() *mongoq.Queue { return o.queues[0] }

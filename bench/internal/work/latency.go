@@ -20,7 +20,7 @@ const (
 )
 
 // latencyTrials: one process pushes, another times when the handlers start: after the call of push began, or after the
-// time that a delayed job is due. All systems have their defaults.
+// time that a delayed job is due. All systems have their defaults; ours also where no process can ring for another.
 func latencyTrials(e *Env) []trial {
 	paces := []struct {
 		setting   string
@@ -42,7 +42,10 @@ func latencyTrials(e *Env) []trial {
 			}})
 		}
 	}
-	return trials
+	const refused = "signals refused, 20 a second"
+	return append(trials, trial{e.ours(), refused, func(ctx context.Context) ([]figure.Sample, error) {
+		return e.latency(ctx, e.ours(), refused, child.Spec{Workers: latencyWorkers, PerSecond: 20, Jobs: e.atLeast(400, 40), Unheard: true})
+	}})
 }
 
 func (e *Env) latency(ctx context.Context, sys system.System, setting string, spec child.Spec) ([]figure.Sample, error) {
