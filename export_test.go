@@ -167,3 +167,21 @@ func Blur(s *Store, width time.Duration) {
 	defer s.clock.mu.Unlock()
 	s.clock.width = width
 }
+
+// AheadAfter is what one handler, whose jobs last no time, has fetched ahead after so many were done in each step: how many it is
+// to have ready, and with how many left it claims again. Claims take the latency; less than zero done is a time without jobs.
+func AheadAfter(latency, step time.Duration, done ...int) (ahead, refill int) {
+	p := pace{span: longestHold, latency: latency.Seconds()}
+	now, all := time.Now(), int64(0)
+	p.mark(now, 0, 0)
+	for _, n := range done {
+		now = now.Add(step)
+		if n < 0 {
+			p.rest(now, all, 0)
+			continue
+		}
+		all += int64(n)
+		p.mark(now, all, 0)
+	}
+	return p.ahead(1, longestHold)
+}

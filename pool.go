@@ -161,7 +161,7 @@ func (w *pool) next() (*source, *Reservation) {
 		}
 		b := src.buffer[0]
 		src.buffer = src.buffer[1:]
-		if len(src.buffer) <= src.ahead/2 {
+		if len(src.buffer) <= src.refill {
 			src.nudge()
 		}
 		if w.held.gone(b.job, w.s.clock.guess()) { // in the buffer

@@ -11,6 +11,8 @@ import (
 const (
 	// farthest is how far a source fetches ahead of its handlers at the most.
 	farthest = 2000
+	// few is how many a claim should bring, if the handlers begin so many before long: a smaller one costs as much.
+	few = 32
 	// longestHold is how long an envelope may wait in a buffer; then others should have it.
 	longestHold = time.Second
 )
@@ -27,6 +29,7 @@ type source struct {
 	had    float64            // jobs begun by its weight: its share so far
 	dry    bool               // it has nothing, as far as is known
 	ahead  int                // how many to have ready beside those that a free handler takes at once
+	refill int                // with so many left it claims again
 	need   chan struct{}      // rings the fetcher
 	filled chan struct{}      // rings who tends the buffer
 	slow   bool               // the handlers have become slow: what is fetched ahead waits for nothing
@@ -138,8 +141,7 @@ func (src *source) fetch(ctx context.Context) {
 	need := src.need
 	w.mu.Unlock()
 	defer w.s.settled(src.q.name) // what is claimed for one that stops is given back when Run ends
-	pace := pace{}
-	begun := int64(0) // jobs, when it claimed last
+	pace := pace{span: src.hold()}
 	trouble := troubles()
 	away := false
 	defer func() {
@@ -149,19 +151,18 @@ func (src *source) fetch(ctx context.Context) {
 	}()
 	for ctx.Err() == nil {
 		w.mu.Lock()
-		done := src.done.Load()
-		pace.mark(done, src.spent.Load())
+		pace.mark(time.Now(), src.done.Load(), src.spent.Load())
 		if src.slow {
 			src.slow = false
 			pace.forget()
 		}
 		handlers := src.handlers()
-		// No more than four times what was done since it claimed last: one sample says little of how fast handlers are.
-		src.ahead = min(pace.ahead(handlers, src.hold()), max(w.cfg.Concurrency, 4*int(done-begun)))
+		src.ahead, src.refill = pace.ahead(handlers, src.hold())
 		free := int(math.Ceil(float64(w.cfg.Concurrency-w.busy) * handlers / float64(w.cfg.Concurrency)))
 		want := free + src.ahead - len(src.buffer)
+		enough := want <= 0 || len(src.buffer) > free+src.refill // few claims of many
 		w.mu.Unlock()
-		if want <= 0 {
+		if enough {
 			select {
 			case <-need:
 			case <-time.After(src.hold()): // the pace may have changed
@@ -169,12 +170,15 @@ func (src *source) fetch(ctx context.Context) {
 			}
 			continue
 		}
-		begun = done
 		waiting, quit := context.WithCancel(ctx)
 		w.mu.Lock()
 		src.quit = quit
 		w.mu.Unlock()
+		asked := time.Now()
 		rs, took, err := src.claim(waiting, min(want, farthest), away)
+		if time.Since(asked)-took > src.hold()/4 { // there was nothing to claim
+			pace.rest(time.Now(), src.done.Load(), src.spent.Load())
+		}
 		interrupted := waiting.Err() != nil
 		quit()
 		if err != nil && interrupted && ctx.Err() == nil {
@@ -324,52 +328,59 @@ func (src *source) shed() (left bool) {
 	return left
 }
 
-// pace measures how many envelopes the handlers begin in the time that a claim takes.
+// pace measures how many envelopes the handlers begin in the time that a claim takes. Jobs end in bursts, as rounds of commits
+// do, so that what counts is what was done in a span, not since the last claim.
 type pace struct {
-	rate    float64 // done a second
-	cycle   float64 // of a handler, from one envelope to the next, in seconds
-	latency float64 // of a claim, in seconds
+	span    time.Duration // over which it looks back
+	rate    float64       // done a second
+	work    float64       // seconds that handlers were busy, a second
+	latency float64       // of a claim, in seconds
+	window  time.Duration // how much of the span it knows of
 	done    int64
 	spent   int64
 	at      time.Time
 }
 
-// mark notes how many cycles were done so far, and the nanoseconds spent on them.
-func (p *pace) mark(done, spent int64) {
-	now := time.Now()
-	n, dt := float64(done-p.done), now.Sub(p.at).Seconds()
+// mark notes how many cycles of handlers were done so far, and the nanoseconds spent on them.
+func (p *pace) mark(now time.Time, done, spent int64) {
+	dt := now.Sub(p.at)
 	switch {
 	case p.at.IsZero():
-	case dt < 0.001:
+	case dt < time.Millisecond:
 		return
 	default:
-		p.rate += 0.5 * (n/dt - p.rate)
-		switch cycle := float64(spent-p.spent) / n / 1e9; {
-		case n == 0:
-		case p.cycle == 0:
-			p.cycle = cycle
-		default:
-			p.cycle += 0.5 * (cycle - p.cycle)
-		}
+		p.window = min(p.window+dt, p.span)
+		weight := min(1, dt.Seconds()/p.window.Seconds())
+		p.rate += weight * (float64(done-p.done)/dt.Seconds() - p.rate)
+		p.work += weight * (float64(spent-p.spent)/float64(dt) - p.work)
 	}
 	p.done, p.spent, p.at = done, spent, now
 }
 
 // forget takes the handlers for slow until they have shown otherwise.
-func (p *pace) forget() { p.rate = 0 }
+func (p *pace) forget() { p.rate, p.work, p.window = 0, 0, 0 }
+
+// rest has it begin anew after a time in which there was nothing to do.
+func (p *pace) rest(now time.Time, done, spent int64) {
+	p.done, p.spent, p.at, p.window = done, spent, now, 0
+}
 
 // took notes how long a claim took.
 func (p *pace) took(d time.Duration) {
 	p.latency += 0.3 * (min(d.Seconds(), 1) - p.latency)
 }
 
-// ahead is what the handlers begin while two claims are made: twice what they began so far, as long as that was all they
-// had. It is at most what so many handlers can do in half the time that an envelope may wait, and nothing if they are
-// slow.
-func (p *pace) ahead(handlers float64, hold time.Duration) int {
-	n := min(2*p.rate*p.latency, farthest)
-	if can := handlers * hold.Seconds() / 2; n*p.cycle > can {
-		n = can / p.cycle
+// ahead is what to have ready: what the handlers begin while two claims are made, which is twice what they began so far as
+// long as that was all they had; or few, if they begin so many while eight are made, since many small claims slow down each
+// other and the commits. It is at most four times what they have shown to do, no more than they can do in half the time that
+// an envelope may wait, and nothing if they are slow. The source claims again when half of what is needed is left, or few are
+// missing.
+func (p *pace) ahead(handlers float64, hold time.Duration) (ahead, refill int) {
+	known := 4 * p.window.Seconds()
+	need := p.rate * min(2*p.latency, known)
+	n := min(max(need, min(few, p.rate*min(8*p.latency, known))), farthest)
+	if can := handlers * hold.Seconds() / 2; n*p.work > can*p.rate {
+		n = can * p.rate / p.work
 	}
-	return int(n)
+	return int(n), int(max(min(need, n)/2, n-few))
 }

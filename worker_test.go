@@ -646,6 +646,36 @@ func TestAnIdleWorkerSaysThatItsServerIsBack(t *testing.T) {
 	w.awaits(t, mongoq.EventCommitted, 1)
 }
 
+func TestHowFarAWorkerFetchesAhead(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		latency, step time.Duration
+		done          []int
+		least, most   int // ahead
+		refill        int // at most
+	}{
+		"nothing is known":                  {5 * time.Millisecond, 5 * time.Millisecond, nil, 0, 0, 0},
+		"one was done, fast":                {5 * time.Millisecond, 2 * time.Millisecond, []int{1}, 1, 4, 2},
+		"slow jobs":                         {5 * time.Millisecond, time.Second, []int{1, 1, 1}, 0, 0, 0},
+		"in bursts, by claims that last":    {90 * time.Millisecond, 50 * time.Millisecond, []int{4, 0, 0, 4, 0, 0, 4, 0, 0, 4, 0, 0}, 12, 32, 4},
+		"as fast as claims let them":        {10 * time.Millisecond, 10 * time.Millisecond, []int{100, 100, 100, 100, 100}, 190, 210, 190},
+		"faster than should be held":        {time.Second, 10 * time.Millisecond, []int{900, 900, 900, 900, 900, 900}, 2000, 2000, 2000},
+		"it was fast, and then had nothing": {5 * time.Millisecond, 10 * time.Millisecond, []int{100, 100, 100, -1}, 0, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ahead, refill := mongoq.AheadAfter(c.latency, c.step, c.done...)
+			require.GreaterOrEqual(t, ahead, c.least)
+			require.LessOrEqual(t, ahead, c.most)
+			require.LessOrEqual(t, refill, c.refill)
+			require.GreaterOrEqual(t, refill, 0)
+			if ahead > 0 {
+				require.Less(t, refill, ahead)
+			}
+		})
+	}
+}
+
 // Any weight is one.
 func TestAHugeWeightIsAWeight(t *testing.T) {
 	t.Parallel()
