@@ -28,6 +28,15 @@ type batcher[T any] struct {
 type call[T any] struct {
 	item   T
 	answer chan error
+	places chan struct{} // it holds one of these until it is answered; nil: none
+}
+
+// tell answers a call; nothing of it is under way any more.
+func (c *call[T]) tell(err error) {
+	if c.places != nil {
+		<-c.places
+	}
+	c.answer <- err
 }
 
 func newBatcher[T any](s *Store, limit, flights int, round func([]*call[T])) *batcher[T] {
@@ -55,7 +64,7 @@ func (b *batcher[T]) do(ctx context.Context, item T, alone func(context.Context)
 		b.land()
 		return true, err
 	}
-	c := &call[T]{item: item, answer: make(chan error, 1)}
+	c := &call[T]{item: item, answer: make(chan error, 1), places: b.places}
 	b.line = append(b.line, c)
 	b.mu.Unlock()
 	select {
@@ -131,9 +140,6 @@ func (b *batcher[T]) fly(calls []*call[T]) {
 	}
 	for calls != nil {
 		b.round(calls)
-		for range calls {
-			<-b.places
-		}
 		calls = b.next()
 	}
 }
@@ -143,12 +149,12 @@ func singly[T interface{ alone(context.Context) error }](c *call[T]) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), attempts*attemptTimeout)
 		defer cancel()
-		c.answer <- c.item.alone(ctx)
+		c.tell(c.item.alone(ctx))
 	}()
 }
 
 func answer[T any](calls []*call[T], err error) {
 	for _, c := range calls {
-		c.answer <- err
+		c.tell(err)
 	}
 }

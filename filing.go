@@ -223,7 +223,7 @@ func (s *Store) fileCommits(ctx context.Context, calls []*call[*settlement]) {
 	}
 	for _, c := range calls {
 		if done[c.item.r.ID] && byID[c.item.r.ID] == c.item { // and not another reservation of it in the same round
-			c.answer <- nil
+			c.tell(nil)
 		} else {
 			singly(c) // somebody else has it
 		}

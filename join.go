@@ -115,7 +115,7 @@ func (s *Store) joinSome(calls []*call[*Reservation]) {
 		var answers []error
 		if answers, err = s.gather(ctx, calls); err == nil {
 			for i, c := range calls {
-				c.answer <- answers[i]
+				c.tell(answers[i])
 			}
 			return
 		}

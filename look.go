@@ -109,11 +109,11 @@ func (s *Store) lookRound(calls []*call[*search]) {
 	for i, c := range calls {
 		j := known[wholes[i]]
 		if j == nil {
-			c.answer <- ErrLeaseLost
+			c.tell(ErrLeaseLost)
 			continue
 		}
 		c.item.compare(j, there)
-		c.answer <- nil
+		c.tell(nil)
 	}
 }
 

@@ -582,7 +582,7 @@ func (s *Store) pushRound(calls []*call[*parcel]) {
 	errs := make([]error, len(calls))
 	s.insertMany(ctx, parcels, errs, func([]int) {}) // each rings for its own
 	for i, c := range calls {
-		c.answer <- errs[i]
+		c.tell(errs[i])
 	}
 }
 

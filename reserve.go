@@ -333,7 +333,12 @@ func (r *Reservation) settleLocked(ctx context.Context, v *settlement) error {
 		return err
 	}
 	v.tried, v.joined = r.tried[v.verb], r.joined
-	sent, err := r.s.settles.do(ctx, v, v.alone)
+	sent, err := true, error(nil)
+	if v.tried || v.joined { // it looks before it says lost, or waits for a transaction: it holds up nobody else
+		err = v.alone(ctx)
+	} else {
+		sent, err = r.s.settles.do(ctx, v, v.alone)
+	}
 	if sent {
 		r.note(v.verb, err)
 	}

@@ -274,8 +274,14 @@ func TestAnOpenTransactionHoldsUpNobodyElse(t *testing.T) {
 		push(t, q, "head")
 		head := tryReserve(t, q, mongoq.LeaseFor(brief))
 		neighbours := reserveAll(t, q, 2)
+		heldElsewhere := reserveAll(t, s.queue(t), 4)
 		session, ctx := begun(t, s.db)
 		require.NoError(t, verb(ctx, head), name)
+		var wait []*pending[struct{}]
+		for _, r := range heldElsewhere { // their holders wait for the transaction: nobody else does
+			require.NoError(t, verb(ctx, r), name)
+			wait = append(wait, begin(t, func(ctx context.Context) (struct{}, error) { return struct{}{}, verb(ctx, r) }))
+		}
 		require.Eventually(t, func() bool { // its lease has lapsed: to others it stands at the head
 			es, err := q.Peek(t.Context(), 1)
 			return err == nil && len(es) == 1
@@ -295,6 +301,9 @@ func TestAnOpenTransactionHoldsUpNobodyElse(t *testing.T) {
 		}
 
 		require.NoError(t, session.AbortTransaction(ctx))
+		for _, w := range wait {
+			w.result(t)
+		}
 		fresh := newQueue(t, openStore(t, s.db), q.Name()) // one that has not met the transaction
 		again := reserve(t, fresh)
 		require.Equal(t, head.ID, again.ID)
