@@ -239,24 +239,36 @@ func TestCommitManyJoinsATransaction(t *testing.T) {
 	}
 }
 
-// The server's clock jumped, and one consumer has two claims of one envelope: only the later can have committed it.
+// One consumer has two claims of one envelope, since the server's clock jumped, or a failover undid the first: only its holder
+// has committed it.
 func TestCommitManyOfTwoClaimsOfOneEnvelope(t *testing.T) {
 	t.Parallel()
-	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
-		q := newQueue(t, openStore(t, db), "q")
-		push(t, q, 1)
-		stale := tryReserve(t, q)
-		setDue(t, db, stale.ID, 0)
-		fresh := tryReserve(t, q)
-		require.Equal(t, stale.ID, fresh.ID)
-		push(t, q, 2)
-		other := tryReserve(t, q)
-		err := q.CommitMany(t.Context(), []*mongoq.Reservation{other, stale, fresh})
-		var be *mongoq.BatchError
-		require.ErrorAs(t, err, &be)
-		require.Len(t, be.Failed, 1)
-		require.Equal(t, 1, be.Failed[0].Index)
-		require.ErrorIs(t, be.Failed[0].Err, mongoq.ErrLeaseLost)
-		require.Equal(t, "0000", sizes(t, q))
-	})
+	for _, undone := range []bool{false, true} {
+		mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+			q := newQueue(t, openStore(t, db), "q")
+			push(t, q, 1)
+			stored := db.Collection("mongoq").FindOne(t.Context(), bson.D{})
+			before, err := stored.Raw()
+			require.NoError(t, err)
+			stale := tryReserve(t, q)
+			if undone {
+				_, err := db.Collection("mongoq").ReplaceOne(t.Context(), bson.D{{Key: "_id", Value: stale.ID}}, before)
+				require.NoError(t, err)
+			} else {
+				setDue(t, db, stale.ID, 0)
+			}
+			fresh := tryReserve(t, q)
+			require.Equal(t, stale.ID, fresh.ID)
+			require.Equal(t, undone, stale.Deliveries == fresh.Deliveries)
+			push(t, q, 2)
+			other := tryReserve(t, q)
+			err = q.CommitMany(t.Context(), []*mongoq.Reservation{other, stale, fresh})
+			var be *mongoq.BatchError
+			require.ErrorAs(t, err, &be)
+			require.Len(t, be.Failed, 1)
+			require.Equal(t, 1, be.Failed[0].Index)
+			require.ErrorIs(t, be.Failed[0].Err, mongoq.ErrLeaseLost)
+			require.Equal(t, "0000", sizes(t, q))
+		})
+	}
 }

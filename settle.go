@@ -1,7 +1,6 @@
 package mongoq
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -126,6 +125,10 @@ func (s *Store) settleRound(calls []*call[*settlement]) {
 // settleDeletes deletes what is committed without a history. As many gone as were deleted is success for each that is
 // gone: their leases had a margin, so that nobody else can have deleted them.
 func (s *Store) settleDeletes(ctx context.Context, calls []*call[*settlement]) {
+	calls, others := unlikeAny(calls)
+	for _, c := range others {
+		singly(c)
+	}
 	if len(calls) == 0 {
 		return
 	}
@@ -160,10 +163,9 @@ func (s *Store) settleDeletes(ctx context.Context, calls []*call[*settlement]) {
 		case e.lease == c.item.r.lease && e.Processed.IsZero():
 			singly(c)
 		default:
-			c.answer <- ErrLeaseLost
+			c.tell(ErrLeaseLost)
 		}
 	}
-	gone = lastClaims(gone)
 	if int64(len(gone)) == n {
 		answer(gone, nil)
 		return
@@ -171,22 +173,27 @@ func (s *Store) settleDeletes(ctx context.Context, calls []*call[*settlement]) {
 	answer(gone, unknown(fmt.Errorf("%d envelopes of a batch are gone, of which it deleted %d", len(gone), n)))
 }
 
-// lastClaims are the calls that no other of the round has claimed the envelope after; those it has are told.
-func lastClaims(calls []*call[*settlement]) []*call[*settlement] {
-	last := make(map[bson.ObjectID]*Reservation, len(calls))
+// unlikeAny are the calls that no other of the round has the envelope of: of two, only a write by itself tells which was its
+// holder's, since a round tells but how many it has deleted.
+func unlikeAny(calls []*call[*settlement]) (only, others []*call[*settlement]) {
+	if !slices.ContainsFunc(calls, func(c *call[*settlement]) bool { return c.item.r.lease != calls[0].item.r.lease }) {
+		return calls, nil // one claim's
+	}
+	times := make(map[bson.ObjectID]int, len(calls))
 	for _, c := range calls {
-		r := c.item.r
-		if had := last[r.ID]; had == nil || cmp.Or(had.Pushed.Compare(r.Pushed), cmp.Compare(had.Deliveries, r.Deliveries)) < 0 {
-			last[r.ID] = r
+		times[c.item.r.ID]++
+	}
+	if len(times) == len(calls) {
+		return calls, nil
+	}
+	for _, c := range calls {
+		if times[c.item.r.ID] == 1 {
+			only = append(only, c)
+		} else {
+			others = append(others, c)
 		}
 	}
-	return slices.DeleteFunc(calls, func(c *call[*settlement]) bool {
-		lost := last[c.item.r.ID] != c.item.r
-		if lost {
-			c.answer <- ErrLeaseLost
-		}
-		return lost
-	})
+	return only, others
 }
 
 // settleUpdates sends every other verb. When fewer matched than were sent, the trace of each tells which.

@@ -376,6 +376,9 @@ func (p *pace) took(d time.Duration) {
 // an envelope may wait, and nothing if they are slow. The source claims again when half of what is needed is left, or few are
 // missing.
 func (p *pace) ahead(handlers float64, hold time.Duration) (ahead, refill int) {
+	if handlers == 0 { // an earlier queue has them all
+		return 0, 0
+	}
 	known := 4 * p.window.Seconds()
 	need := p.rate * min(2*p.latency, known)
 	n := min(max(need, min(few, p.rate*min(8*p.latency, known))), farthest)
