@@ -333,7 +333,8 @@ func (r *Reservation) settleLocked(ctx context.Context, v *settlement) error {
 		return err
 	}
 	v.tried, v.joined = r.tried[v.verb], r.joined
-	sent, err := true, error(nil)
+	sent := true
+	var err error
 	if v.tried || v.joined { // it looks before it says lost, or waits for a transaction: it holds up nobody else
 		err = v.alone(ctx)
 	} else {
