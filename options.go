@@ -387,15 +387,3 @@ func checkLease(what string, d time.Duration) error {
 	}
 	return nil
 }
-
-// encode makes a BSON value of what the user gave.
-func encode(what string, v any) (bson.RawValue, error) {
-	if v == nil {
-		return bson.RawValue{Type: bson.TypeNull}, nil
-	}
-	t, data, err := bson.MarshalValue(v)
-	if err != nil {
-		return bson.RawValue{}, invalid("%s must be encodable as BSON: %v", what, unquoted(err))
-	}
-	return bson.RawValue{Type: t, Value: data}, nil
-}

@@ -527,3 +527,31 @@ func TestTimeInThePastIsDueAtOnceInABusyQueue(t *testing.T) {
 		}
 	})
 }
+
+// What is wrong deep in a payload that is handed over as BSON is found before it goes to the server with others.
+func TestABadPayloadIsRefusedHoweverDeep(t *testing.T) {
+	t.Parallel()
+	q := newQueue(t, openStore(t, mongotest.Database(t, mongotest.ReplicaSet)), "q")
+	nested := func(levels int, inner bson.RawValue) any {
+		for range levels {
+			raw, err := bson.Marshal(bson.D{{Key: "a", Value: inner}})
+			require.NoError(t, err)
+			inner = bson.RawValue{Type: bson.TypeEmbeddedDocument, Value: raw}
+		}
+		return inner
+	}
+	short := bson.RawValue{Type: bson.TypeEmbeddedDocument, Value: []byte("\x07\x00\x00\x000a\x00")}
+	null := bson.RawValue{Type: bson.TypeNull}
+	_, err := q.PushMany(t.Context(), []any{"x", nested(3, short), nested(50, null), nested(250, null)})
+	var be *mongoq.BatchError
+	require.ErrorAs(t, err, &be)
+	require.Len(t, be.Failed, 2)
+	for i, text := range []string{
+		"the payload must be valid BSON: a length or a type in it is wrong", "the payload must be valid BSON: it is nested more than 200 deep",
+	} {
+		require.Equal(t, 2*i+1, be.Failed[i].Index)
+		require.ErrorIs(t, be.Failed[i].Err, mongoq.ErrInvalidOption)
+		require.ErrorContains(t, be.Failed[i].Err, text)
+	}
+	require.Equal(t, "2200", sizes(t, q))
+}
