@@ -43,9 +43,14 @@ func wellFormed(t bsoncore.Type, data []byte, depth int) error {
 	}
 	switch t {
 	case bsoncore.TypeEmbeddedDocument, bsoncore.TypeArray:
+	case bsoncore.TypeBoolean:
+		if data[0] > 1 {
+			return errMalformed
+		}
+		return nil
 	case bsoncore.TypeCodeWithScope:
-		_, scope, ok := v.CodeWithScopeOK()
-		if !ok {
+		code, scope, ok := v.CodeWithScopeOK()
+		if !ok || len(data) != 4+4+len(code)+1+len(scope) {
 			return errMalformed
 		}
 		return wellFormed(bsoncore.TypeEmbeddedDocument, scope, depth+1)

@@ -44,6 +44,7 @@ func FuzzVerbs(f *testing.F) {
 	f.Add("q", byte(bson.TypeJavaScript), []byte("\x02\x00\x00\x00x\x00"), "payload", "{}")
 	f.Add("q", byte(bson.TypeMinKey), []byte{}, "deadline", "1")
 	f.Add("q", byte(bson.TypeUndefined), []byte{}, "h", "1")
+	f.Add("q", byte(bson.TypeBoolean), []byte("0"), "0", "0")
 	f.Add("q", byte(bson.TypeEmbeddedDocument), []byte("\x1a\x00\x00\x000000000000000000000000"), "0", "0")
 	f.Add("q", byte(bson.TypeEmbeddedDocument), []byte("\x0d\x00\x00\x00\x03a\x00\x05\x00\x00\x00\x01\x00"), "0", "0")
 	store := openStores(f, mongotest.Database(f, mongotest.ReplicaSet))[0]
