@@ -138,12 +138,7 @@ func TestWrongClockCommitsExactly(t *testing.T) {
 			setDue(t, db, rs[1].ID, 0) // its lease ran out, and somebody else took it
 			other := tryReserve(t, newQueue(t, openStore(t, db), "q"))
 			require.Equal(t, rs[1].ID, other.ID)
-			err = q.CommitMany(t.Context(), rs)
-			var be *mongoq.BatchError
-			require.ErrorAs(t, err, &be)
-			require.Len(t, be.Failed, 1)
-			require.Equal(t, 1, be.Failed[0].Index)
-			require.ErrorIs(t, be.Failed[0].Err, mongoq.ErrLeaseLost)
+			requireLost(t, q.CommitMany(t.Context(), rs), 3, 1)
 			require.Equal(t, "1001", sizes(t, q))
 			require.NoError(t, other.Commit(t.Context()))
 		}

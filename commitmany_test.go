@@ -262,12 +262,7 @@ func TestCommitManyOfTwoClaimsOfOneEnvelope(t *testing.T) {
 			require.Equal(t, undone, stale.Deliveries == fresh.Deliveries)
 			push(t, q, 2)
 			other := tryReserve(t, q)
-			err = q.CommitMany(t.Context(), []*mongoq.Reservation{other, stale, fresh})
-			var be *mongoq.BatchError
-			require.ErrorAs(t, err, &be)
-			require.Len(t, be.Failed, 1)
-			require.Equal(t, 1, be.Failed[0].Index)
-			require.ErrorIs(t, be.Failed[0].Err, mongoq.ErrLeaseLost)
+			requireLost(t, q.CommitMany(t.Context(), []*mongoq.Reservation{other, stale, fresh}), 3, 1)
 			require.Equal(t, "0000", sizes(t, q))
 		})
 	}

@@ -283,9 +283,6 @@ func (q *Queue) parcel(payload any, opts []PushOption, clock stamp) (*parcel, er
 		doc = doc.binary("digest", p.digest)
 	}
 	p.doc = doc.value("payload", value).end()
-	if err := p.doc.Validate(); err != nil { // a bson.Raw is taken as it is
-		return nil, invalid("the payload must be valid BSON: %v", err)
-	}
 	if len(p.doc) > MaxEnvelopeSize {
 		return nil, tooLargeError(len(p.doc))
 	}
