@@ -48,8 +48,8 @@ func Hears(s *Store) bool { return s.bell.heard() }
 // InLine tells how many pushes and verbs stand in line for the next round, and how many places they and those under way
 // have.
 func InLine(s *Store) (pushes, verbs, places int) {
-	pushes, verbs = s.pushes.waiting(), s.settles.waiting()
-	return pushes, verbs, len(s.pushes.places) + len(s.settles.places)
+	pushes, verbs = s.pushes.waiting(), s.settles.waiting()+s.extends.waiting()
+	return pushes, verbs, len(s.pushes.places) + len(s.settles.places) + len(s.extends.places)
 }
 
 func (b *batcher[T]) waiting() int {
@@ -62,6 +62,7 @@ func (b *batcher[T]) waiting() int {
 func Narrow(s *Store, limit int) {
 	s.pushes = newBatcher(s, limit, pushFlights, s.pushRound)
 	s.settles = newBatcher(s, limit, settleFlights, s.settleRound)
+	s.extends = newBatcher(s, limit, settleFlights, s.extendRound)
 }
 
 // HasMet has the claimer of a queue go by turns, as if it had met another at the head.

@@ -22,8 +22,8 @@ import (
 
 // batched are the transitions that go in rounds. A push with an id need not: it may wait for an open transaction.
 var batched = append(slices.DeleteFunc(slices.Clone(transitions), func(tr transition) bool {
-	return tr.claim || tr.pop || tr.batch || tr.harmless || tr.push && tr.name != "push"
-}), settling("plain commit into the history", "update", mongoq.QueueConfig{Retention: time.Hour}, func(ctx context.Context, r *mongoq.Reservation) error {
+	return tr.claim || tr.pop || tr.batch || tr.push && tr.name != "push"
+}), extending("extend of a durable claim", mongoq.QueueConfig{DurableClaims: true}), settling("plain commit into the history", "update", mongoq.QueueConfig{Retention: time.Hour}, func(ctx context.Context, r *mongoq.Reservation) error {
 	return r.Commit(ctx)
 }, isDone(time.Hour)))
 
@@ -249,6 +249,73 @@ func TestARoundOfWhichTheSecondCommandIsRefused(t *testing.T) {
 	})
 }
 
+// replyLost stands for a fault of the network, not of the server.
+var replyLost = fault{name: "reply lost", code: codeOfNetwork, label: true, ran: true}
+
+// A round of one claim's envelopes is one statement of many: whatever befalls it, each gets its own outcome.
+func TestAFaultOnARoundOfOneClaim(t *testing.T) {
+	t.Parallel()
+	const n = 5
+	eachKind(t, func(t *testing.T, kind mongotest.Kind) {
+		first := faultyStage(t, kind, true)
+		verbs := []struct {
+			name, hold, command string
+			cfg                 mongoq.QueueConfig
+			run                 func(context.Context, *mongoq.Reservation) error
+			happened            func(bson.Raw) bool
+		}{
+			{"commit", "commit", "delete", mongoq.QueueConfig{}, func(ctx context.Context, r *mongoq.Reservation) error { return r.Commit(ctx) }, isDone(0)},
+			{"commit into the history", "release", "update", mongoq.QueueConfig{Retention: time.Hour},
+				func(ctx context.Context, r *mongoq.Reservation) error { return r.Commit(ctx) }, isDone(time.Hour)},
+			{"plain move", "release", "update", mongoq.QueueConfig{}, func(ctx context.Context, r *mongoq.Reservation) error {
+				return r.MoveToQ(ctx, "elsewhere")
+			}, func(now bson.Raw) bool { return numberOf(now, "moves") == 1 && lengthOf(now, "hops") == 1 }},
+			{"extend", "extend", "update", mongoq.QueueConfig{}, func(ctx context.Context, r *mongoq.Reservation) error {
+				return r.Extend(ctx, 24*time.Hour)
+			}, isExtended},
+			{"durable extend", "extend", "update", mongoq.QueueConfig{DurableClaims: true}, func(ctx context.Context, r *mongoq.Reservation) error {
+				return r.Extend(ctx, 24*time.Hour)
+			}, isExtended},
+		}
+		for _, verb := range verbs {
+			lossy := newLossy()
+			s := first.beside(t, true, options.Client().SetDialer(lossy))
+			for _, f := range []fault{
+				failing(codeNotPrimary).asElsewhere().labelled(), failing(codeUnauthorized).asRefusal(),
+				unacknowledged(codeWCFailed), failing(codeShuttingDown), closedConnection, replyLost,
+			} {
+				msg := verb.name + ": " + f.name
+				rs := reserveAll(t, s.queue(t, verb.cfg), n)
+				before := make([]bson.Raw, n)
+				for i, r := range rs {
+					before[i] = storedBytes(t, s.db, r.ID)
+				}
+				c := holdFlights(t, s, lossy, named(verb.hold))
+				var calls []*pending[struct{}]
+				for _, r := range rs {
+					calls = append(calls, begin(t, func(ctx context.Context) (struct{}, error) { return struct{}{}, verb.run(ctx, r) }))
+				}
+				awaitLine(t, s.store, n)
+				drain(s.met)
+				heal := func() int { return 1 }
+				if f.name == replyLost.name {
+					lossy.LoseReply(verb.command, 1)
+				} else {
+					heal = mongotest.Fail(t, s.db, mongotest.Times(1), f.on(s.db, verb.command))
+				}
+				c.goOn(t)
+				for i, call := range calls {
+					_, err := call.ended(t)
+					require.NoError(t, err, "%s: %d", msg, i)
+					require.True(t, changed(t, before[i], storedNow(t, s.db, rs[i].ID), verb.happened), "%s: %d", msg, i)
+				}
+				require.Equal(t, 1, heal(), msg)
+			}
+			requireNoPlaceTaken(t, s.store)
+		}
+	})
+}
+
 // holdFlights takes both flights of a store's verbs, or of its pushes, by calls whose answers are held.
 func holdFlights(t testing.TB, s *stage, lossy *mongotest.Lossy, tr transition) *gathering {
 	t.Helper()
@@ -286,6 +353,7 @@ func TestAStaleMemberOfARound(t *testing.T) {
 				func(now bson.Raw) bool { return numberOf(now, "moves") == 1 }},
 			{"dead-letter", "update", 0, func(ctx context.Context, r *mongoq.Reservation) error { return r.DeadLetter(ctx, errFailed) },
 				func(now bson.Raw) bool { return has(now, "dead") }},
+			{"extend", "update", 0, func(ctx context.Context, r *mongoq.Reservation) error { return r.Extend(ctx, 24*time.Hour) }, isExtended},
 		}
 		envelopes := db.Collection("mongoq")
 		for _, verb := range verbs {
@@ -294,8 +362,11 @@ func TestAStaleMemberOfARound(t *testing.T) {
 				q := s.queue(t, mongoq.QueueConfig{Retention: verb.retention})
 				rs := append(reserveAll(t, q, n/2), reserveAll(t, q, n/2)...)
 				hold := named("release")
-				if verb.command == "delete" {
+				switch {
+				case verb.command == "delete":
 					hold = named("commit")
+				case verb.name == "extend":
+					hold = named("extend")
 				}
 				c := holdFlights(t, s, lossy, hold)
 				var calls []*pending[struct{}]

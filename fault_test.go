@@ -205,18 +205,24 @@ var transitions = []transition{
 	}, func(now bson.Raw) bool {
 		return now.Lookup("q").StringValue() == "dead" && numberOf(now, "moves") == 1 && has(now, "dead") && lengthOf(now, "errs") == 1
 	}),
-	harmless(settling("extend", "update", mongoq.QueueConfig{}, func(ctx context.Context, r *mongoq.Reservation) error {
-		return r.Extend(ctx, 24*time.Hour)
-	}, func(now bson.Raw) bool {
-		return has(now, "lease") && now.Lookup("when").Time().After(time.Now().Add(12*time.Hour))
-	})),
+	extending("extend", mongoq.QueueConfig{}),
 	popping("pop", "delete", mongoq.QueueConfig{}),
 	popping("pop into the history", "update", mongoq.QueueConfig{Retention: time.Hour}),
 	committingMany("commit of many", "delete", mongoq.QueueConfig{}),
 	committingMany("commit of many into the history", "update", mongoq.QueueConfig{Retention: time.Hour}),
 }
 
-func harmless(tr transition) transition { tr.harmless = true; return tr }
+func extending(name string, cfg mongoq.QueueConfig) transition {
+	tr := settling(name, "update", cfg, func(ctx context.Context, r *mongoq.Reservation) error {
+		return r.Extend(ctx, 24*time.Hour)
+	}, isExtended)
+	tr.harmless = true
+	return tr
+}
+
+func isExtended(now bson.Raw) bool {
+	return has(now, "lease") && now.Lookup("when").Time().After(time.Now().Add(12*time.Hour))
+}
 
 func has(doc bson.Raw, field string) bool {
 	_, err := doc.LookupErr(field)

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
 // job is an envelope that a worker holds: in a buffer, with a handler, or on its way to be settled.
@@ -219,37 +217,17 @@ func (w *pool) extend(due []*job) {
 
 // extendSome is false if some are lost, settled meanwhile or held up.
 func (w *pool) extendSome(due []*job) bool {
-	type group struct {
-		in    *mongo.Collection
-		token bson.ObjectID
-		lease time.Duration
-		p     ExpirePolicy
-	}
-	groups := map[group][]bson.ObjectID{}
-	ends := make([]time.Time, len(due))
-	for i, j := range due {
-		ends[i] = j.r.leaseEnd()
-		g := group{j.r.q.leases(), j.r.lease, j.r.q.cfg.Lease, j.r.q.cfg.OnExpire}
-		groups[g] = append(groups[g], j.r.ID)
-	}
-	models := map[*mongo.Collection][]mongo.WriteModel{}
-	for g, ids := range groups {
-		models[g.in] = append(models[g.in], mongo.NewUpdateManyModel().SetFilter(holders(ids, g.token)).SetUpdate(extendUpdate(g.lease, g.p)))
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), min(max(w.shortestLease()/6, 50*time.Millisecond), time.Second))
+	ctx, cancel := context.WithTimeout(context.Background(), extendTimeout(w.shortestLease()))
 	defer cancel()
 	lo, _, err := w.s.clock.bounds(ctx)
-	extended := int64(0)
-	for c, models := range models {
-		if err != nil {
-			break
-		}
-		var res *mongo.BulkWriteResult
-		if res, err = c.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false)); err == nil {
-			extended += res.MatchedCount
-		}
+	if err != nil {
+		return false
 	}
-	if err != nil || extended < int64(len(due)) {
+	ends, all := make([]time.Time, len(due)), make([]*extension, len(due))
+	for i, j := range due {
+		ends[i], all[i] = j.r.leaseEnd(), &extension{r: j.r, d: j.r.q.cfg.Lease}
+	}
+	if extendTogether(ctx, all) != nil {
 		return false
 	}
 	for i, j := range due {
@@ -281,7 +259,7 @@ func (w *pool) extendEach(due []*job) {
 
 // extendOne is true if the job was told that it has lost its lease.
 func (w *pool) extendOne(j *job) (told bool) {
-	ctx, cancel := context.WithTimeout(context.Background(), min(max(j.r.q.cfg.Lease/6, 50*time.Millisecond), time.Second))
+	ctx, cancel := context.WithTimeout(context.Background(), extendTimeout(j.r.q.cfg.Lease))
 	defer cancel()
 	end := j.r.leaseEnd()
 	lo, _, err := w.s.clock.bounds(ctx)

@@ -568,8 +568,19 @@ func (s *Store) filedBefore(ctx context.Context, parcels []*parcel) (map[bson.Ob
 	return filed, nil
 }
 
-// pushRound stores what many callers push.
+// pushRound stores what many callers push, a command's worth after the other: who is in the first waits for no later one.
 func (s *Store) pushRound(calls []*call[*parcel]) {
+	for len(calls) > 0 {
+		n, bytes := 1, len(calls[0].item.doc)
+		for ; n < len(calls) && bytes+len(calls[n].item.doc) <= pushBatchBytes; n++ {
+			bytes += len(calls[n].item.doc)
+		}
+		s.pushTogether(calls[:n])
+		calls = calls[n:]
+	}
+}
+
+func (s *Store) pushTogether(calls []*call[*parcel]) {
 	ctx, cancel := context.WithTimeout(context.Background(), attempts*attemptTimeout)
 	defer cancel()
 	parcels := make([]*parcel, len(calls))

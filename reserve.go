@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
 // Reservation is an envelope held under a lease. Settle it with Commit, Rollback, Release, MoveToQ or DeadLetter
@@ -247,59 +246,6 @@ func (r *Reservation) bury(ctx context.Context, kind DeadKind, msg string, p pat
 	err := r.settle(ctx, verbDeadLetter, update, to, 0)
 	if err == nil && !inSession(ctx) {
 		r.s.tellJoin(r.Part)
-	}
-	return err
-}
-
-// leases is where leases are extended: it waits for as many nodes as hold the queue's claims.
-func (q *Queue) leases() *mongo.Collection {
-	if q.cfg.DurableClaims {
-		return q.s.envs
-	}
-	return q.s.quick
-}
-
-// Extend makes the lease end d from now, by the server's clock. It never joins a transaction. The rule: d >= 1 ms.
-func (r *Reservation) Extend(ctx context.Context, d time.Duration) error {
-	if err := checkLease("Extend", d); err != nil {
-		return err
-	}
-	if err := r.mu.lock(ctx); err != nil {
-		return err
-	}
-	defer r.mu.unlock()
-	if r.settled {
-		return ErrLeaseLost
-	}
-	ctx = outside(ctx)
-	before := r.leaseEnd()
-	// The end that is noted lies before the server's, never after: it is what a commit relies on.
-	lo, _, err := r.s.clock.bounds(ctx)
-	if err != nil {
-		return err
-	}
-	sent := false // an extension done twice is done: what matters is whether the token still matches
-	err = guarded{
-		write: updating(r.q.leases(), holder(r.ID, r.lease), extendUpdate(d, r.q.cfg.OnExpire)),
-		look: func(ctx context.Context, majority bool) (outcome, error) {
-			e, err := r.s.found(ctx, r.ID, majority)
-			if err == nil && e != nil && e.lease == r.lease && e.Processed.IsZero() {
-				return open, nil
-			}
-			return lost, err
-		},
-		tried: &sent,
-	}.run(ctx)
-	switch {
-	case err == nil:
-		if lo.Add(d).Before(before) {
-			r.s.ring(r.Q, d, 0) // those who wait sleep until it was to end before
-		}
-		r.extended(before, lo.Add(d))
-	case sent && !errors.Is(err, ErrLeaseLost):
-		r.extended(before, minTime(before, lo.Add(d)))
-	case errors.Is(err, ErrLeaseLost):
-		r.settled = true
 	}
 	return err
 }

@@ -89,6 +89,7 @@ type Store struct {
 	bell    *bell
 	pauses  pauses
 	settles *batcher[*settlement]
+	extends *batcher[*extension]
 	pushes  *batcher[*parcel]
 	forks   *batcher[*forked]
 	joins   *batcher[*Reservation]
@@ -161,6 +162,7 @@ func Open(ctx context.Context, db *mongo.Database, cfg Config) (*Store, error) {
 	}
 	s.bell = newBell(s, cfg.Collection+".signals")
 	s.settles = newBatcher(s, settleRound, settleFlights, s.settleRound)
+	s.extends = newBatcher(s, settleRound, settleFlights, s.extendRound)
 	s.pushes = newBatcher(s, pushBatch, pushFlights, s.pushRound)
 	s.forks = newBatcher(s, forkRound, forkFlights, s.forkRound)
 	s.joins = newBatcher(s, joinRound, joinFlights, s.joinRound)

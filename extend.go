@@ -1,0 +1,141 @@
+package mongoq
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+)
+
+// extension is a longer lease on the way to the server. One that is done twice is done: what matters is whether the token
+// still matches.
+type extension struct {
+	r     *Reservation
+	d     time.Duration
+	tried bool // an earlier answer was lost
+}
+
+// Extend makes the lease end d from now, by the server's clock. It never joins a transaction. The rule: d >= 1 ms.
+func (r *Reservation) Extend(ctx context.Context, d time.Duration) error {
+	if err := checkLease("Extend", d); err != nil {
+		return err
+	}
+	if err := r.mu.lock(ctx); err != nil {
+		return err
+	}
+	defer r.mu.unlock()
+	if r.settled {
+		return ErrLeaseLost
+	}
+	ctx = outside(ctx)
+	before := r.leaseEnd()
+	// The end that is noted lies before the server's, never after: it is what a commit relies on.
+	lo, _, err := r.s.clock.bounds(ctx)
+	if err != nil {
+		return err
+	}
+	x := &extension{r: r, d: d}
+	sent := true
+	if r.joined { // it may wait for a transaction: it holds up nobody else
+		err = x.alone(ctx)
+	} else {
+		sent, err = r.s.extends.do(ctx, x, x.alone)
+	}
+	switch {
+	case err == nil:
+		if lo.Add(d).Before(before) {
+			r.s.ring(r.Q, d, 0) // those who wait sleep until it was to end before
+		}
+		r.extended(before, lo.Add(d))
+	case errors.Is(err, ErrLeaseLost):
+		r.settled = true
+	case sent:
+		r.extended(before, minTime(before, lo.Add(d)))
+	}
+	return err
+}
+
+// alone is the single guarded write.
+func (x *extension) alone(ctx context.Context) error {
+	return guarded{
+		write: updating(x.r.q.leases(), holder(x.r.ID, x.r.lease), extendUpdate(x.d, x.r.q.cfg.OnExpire)),
+		look: func(ctx context.Context, majority bool) (outcome, error) {
+			e, err := x.r.s.found(ctx, x.r.ID, majority)
+			if err == nil && e != nil && e.lease == x.r.lease && e.Processed.IsZero() {
+				return open, nil
+			}
+			return lost, err
+		},
+		tried: &x.tried,
+	}.run(ctx)
+}
+
+// leases is where leases are extended: it waits for as many nodes as hold the queue's claims.
+func (q *Queue) leases() *mongo.Collection {
+	if q.cfg.DurableClaims {
+		return q.s.envs
+	}
+	return q.s.quick
+}
+
+// extendRound extends the leases of many callers. When one of them fails, each goes by itself.
+func (s *Store) extendRound(calls []*call[*extension]) {
+	all := make([]*extension, len(calls))
+	for i, c := range calls {
+		all[i] = c.item
+	}
+	if err := extendTogether(context.Background(), all); err == nil {
+		answer(calls, nil)
+		return
+	}
+	for _, c := range calls {
+		c.item.tried = true
+		singly(c)
+	}
+}
+
+var errNotAllExtended = errors.New("some leases are lost, settled meanwhile or held up")
+
+// extendTogether extends many leases, those of one claim in one statement. It takes but a part of the shortest, since an
+// open transaction may hold one of the envelopes. An error says nothing of any of them.
+func extendTogether(ctx context.Context, all []*extension) error {
+	type group struct {
+		in    *mongo.Collection
+		token bson.ObjectID
+		d     time.Duration
+		p     ExpirePolicy
+	}
+	shortest := all[0].d
+	groups := map[group][]bson.ObjectID{}
+	for _, x := range all {
+		shortest = min(shortest, x.d)
+		g := group{x.r.q.leases(), x.r.lease, x.d, x.r.q.cfg.OnExpire}
+		groups[g] = append(groups[g], x.r.ID)
+	}
+	models := map[*mongo.Collection][]mongo.WriteModel{}
+	for g, ids := range groups {
+		models[g.in] = append(models[g.in], mongo.NewUpdateManyModel().SetFilter(holders(ids, g.token)).SetUpdate(extendUpdate(g.d, g.p)))
+	}
+	ctx, cancel := context.WithTimeout(ctx, extendTimeout(shortest))
+	defer cancel()
+	extended := int64(0)
+	for c, models := range models {
+		res, err := c.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))
+		if err != nil {
+			return err
+		}
+		extended += res.MatchedCount
+	}
+	if extended < int64(len(all)) {
+		return errNotAllExtended
+	}
+	return nil
+}
+
+// extendTimeout is what an attempt to extend a lease may take, so that there is time for another.
+func extendTimeout(d time.Duration) time.Duration {
+	return min(max(d/6, 50*time.Millisecond), time.Second)
+}
