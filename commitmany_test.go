@@ -267,3 +267,23 @@ func TestCommitManyOfTwoClaimsOfOneEnvelope(t *testing.T) {
 		})
 	}
 }
+
+// Commits under a short lease go together like others, while a third of it is left.
+func TestCommitsUnderAShortLeaseGoTogether(t *testing.T) {
+	t.Parallel()
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		own, wire := watched(t, db)
+		q := newQueue(t, openStore(t, own), "q", mongoq.QueueConfig{Lease: 5 * time.Second})
+		commands := 0
+		for range 5 { // a machine that is busy for three seconds does not tell
+			rs := reserveAll(t, q, 30)
+			wire.take()
+			require.NoError(t, q.CommitMany(t.Context(), rs))
+			require.Equal(t, "0000", sizes(t, q))
+			if commands = len(wire.take("delete")); commands == 1 {
+				break
+			}
+		}
+		require.Equal(t, 1, commands)
+	})
+}
