@@ -67,12 +67,12 @@ func run(ctx context.Context, o options) error {
 		}
 		env.Profile = path
 	}
-	if left := work.Unnamed(o.works); len(left) > 0 {
-		var names []string
-		for _, w := range left {
-			names = append(names, w.Name)
-		}
-		env.Note("not run, since they take long: -run %s", strings.Join(names, ","))
+	var left []string
+	for _, w := range work.Unnamed(o.works) {
+		left = append(left, w.Name)
+	}
+	if len(left) > 0 {
+		env.Note("not run, since they take long: -run %s", strings.Join(left, ","))
 	}
 	for _, n := range oddities() {
 		env.Note("%s", n)
@@ -88,7 +88,7 @@ func run(ctx context.Context, o options) error {
 			}
 		}
 	}
-	if err := report(text, env, figures); err != nil {
+	if err := report(text, env, figures, left); err != nil {
 		return err
 	}
 	switch {

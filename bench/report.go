@@ -12,7 +12,7 @@ import (
 )
 
 // report writes what a person reads: the machine, the table, what had to be reached, and notes.
-func report(w io.Writer, env *work.Env, figures []figure.Figure) error {
+func report(w io.Writer, env *work.Env, figures []figure.Figure, left []string) error {
 	b := &strings.Builder{}
 	fmt.Fprintf(b, "\n%s; %s\n%s\n", machine(), strings.Join(env.Versions, ", "), peers())
 	if env.Scale != 1 {
@@ -22,7 +22,7 @@ func report(w io.Writer, env *work.Env, figures []figure.Figure) error {
 	if err := figure.WriteTable(b, figures); err != nil {
 		return err
 	}
-	if outcomes := figure.Judge(figure.Goals, figures); len(outcomes) > 0 {
+	if outcomes := figure.Judge(figure.Goals, figures, left); len(outcomes) > 0 {
 		b.WriteString("\n")
 		if err := figure.WriteOutcomes(b, outcomes); err != nil {
 			return err
