@@ -28,6 +28,7 @@ type batcher[T any] struct {
 type call[T any] struct {
 	item   T
 	answer chan error
+	done   func(error)   // is told instead, if nobody waits for the answer; it must not block
 	places chan struct{} // it holds one of these until it is answered; nil: none
 }
 
@@ -35,6 +36,10 @@ type call[T any] struct {
 func (c *call[T]) tell(err error) {
 	if c.places != nil {
 		<-c.places
+	}
+	if c.done != nil {
+		c.done(err)
+		return
 	}
 	c.answer <- err
 }
@@ -73,6 +78,25 @@ func (b *batcher[T]) do(ctx context.Context, item T, alone func(context.Context)
 	case <-ctx.Done():
 		return b.leave(ctx, c)
 	}
+}
+
+// post sends an item like do, and waits for nothing but a place: done is told the outcome, and must not block.
+func (b *batcher[T]) post(item T, alone func(context.Context) error, done func(error)) {
+	b.places <- struct{}{}
+	c := &call[T]{item: item, done: done, places: b.places}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.flying == b.flights || len(b.line) > 0 {
+		b.line = append(b.line, c)
+		return
+	}
+	b.flying++
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), attempts*attemptTimeout)
+		defer cancel()
+		c.tell(alone(ctx))
+		b.land()
+	}()
 }
 
 func (b *batcher[T]) roundOfOne(ctx context.Context, item T) error {

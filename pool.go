@@ -223,15 +223,46 @@ func (w *pool) settleBehind(base context.Context, j *job, cancel context.CancelC
 	w.mu.Lock()
 	w.busy--
 	w.mu.Unlock()
+	over := func() {
+		w.held.end(j)
+		cancel(nil)
+		<-w.s.behind
+		w.commits.Done()
+	}
+	if err == nil && w.commitBehind(j, ran, over) {
+		return
+	}
 	go func() {
-		defer func() {
-			w.held.end(j)
-			cancel(nil)
-			<-w.s.behind
-			w.commits.Done()
-		}()
+		defer over()
 		w.finish(base, j, err, ran)
 	}()
+}
+
+// commitBehind commits a job whose handler has left that to the worker, without a goroutine that waits for it. It is false
+// where there is more to do than that.
+func (w *pool) commitBehind(j *job, ran time.Duration, over func()) bool {
+	r := j.r
+	if r.course != nil || j.lost.Load() || !r.mu.tryLock() {
+		return false
+	}
+	if r.settled || r.joined || r.tried[verbCommit] {
+		r.mu.unlock()
+		return false
+	}
+	v := r.committing(commitSettings{})
+	r.s.settles.post(v, v.alone, func(err error) {
+		r.note(verbCommit, err)
+		r.mu.unlock()
+		if err == nil && w.cfg.OnEvent == nil {
+			over()
+			return
+		}
+		go func() {
+			defer over()
+			w.settled(r, EventCommitted, ran, err, nil)
+		}()
+	})
+	return true
 }
 
 // finish settles a job by what its handler returned.
@@ -259,19 +290,24 @@ func (w *pool) finish(base context.Context, j *job, err error, ran time.Duration
 		return
 	}
 	kind, serr := w.settle(ctx, r, err)
+	w.settled(r, kind, ran, serr, err)
+}
+
+// settled tells what became of a job that was settled by what its handler returned: serr is the error of that.
+func (w *pool) settled(r *Reservation, kind EventKind, ran time.Duration, serr, err error) {
+	ev := r.event(kind)
+	ev.Ran, ev.Err = ran, err
 	switch {
 	case errors.Is(serr, ErrLeaseLost):
 		ev.Kind = EventLeaseLost
-		if !joined {
+		if _, joined, _ := r.state(); !joined {
 			w.log.Warn("mongoq: a job lost its lease before it was settled; its result is discarded", "queue", r.Q, "id", r.ID.Hex())
 		}
 	case serr != nil:
 		ev.Kind, ev.Err = EventUnsettled, errors.Join(serr, err)
 		w.log.Error("mongoq: what a job came to could not be stored; it is delivered again unless it was", "queue", r.Q, "id", r.ID.Hex(), "error", serr)
-	default:
-		if ev.Kind = kind; err == nil && r.course != nil {
-			ev.To = r.course.leads()
-		}
+	case err == nil && r.course != nil:
+		ev.To = r.course.leads()
 	}
 	w.tell(ev)
 }
