@@ -32,7 +32,7 @@ const (
 	// claimAttempts is how often a claim is sent before those who wait are told its error.
 	claimAttempts = 4
 	// claimBatch is how many envelopes one statement claims at most.
-	claimBatch = 500
+	claimBatch = 1000
 	// conflicts is how often a claim of several looks for other candidates when somebody else took all of those it had.
 	conflicts = 8
 	// freshCounts is for how many counts of deliveries there is a statement of its own.

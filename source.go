@@ -370,20 +370,19 @@ func (p *pace) took(d time.Duration) {
 	p.latency += 0.3 * (min(d.Seconds(), 1) - p.latency)
 }
 
-// ahead is what to have ready: what the handlers begin while two claims are made, which is twice what they began so far as
-// long as that was all they had; or few, if they begin so many while eight are made, since many small claims slow down each
-// other and the commits. It is at most four times what they have shown to do, no more than they can do in half the time that
-// an envelope may wait, and nothing if they are slow. The source claims again when half of what is needed is left, or few are
-// missing.
+// ahead is what to have ready: what the handlers begin while four claims are made; or few, if they begin so many while eight
+// are made, since many small claims slow down each other and the commits. It is at most four times what they have shown to
+// do, no more than they can do in half the time that an envelope may wait, and nothing if they are slow. The source claims
+// again when half of what is needed is left.
 func (p *pace) ahead(handlers float64, hold time.Duration) (ahead, refill int) {
 	if handlers == 0 { // an earlier queue has them all
 		return 0, 0
 	}
 	known := 4 * p.window.Seconds()
-	need := p.rate * min(2*p.latency, known)
+	need := p.rate * min(4*p.latency, known)
 	n := min(max(need, min(few, p.rate*min(8*p.latency, known))), farthest)
 	if can := handlers * hold.Seconds() / 2; n*p.work > can*p.rate {
 		n = can * p.rate / p.work
 	}
-	return int(n), int(max(min(need, n)/2, n-few))
+	return int(n), int(min(need, n) / 2)
 }

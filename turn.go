@@ -29,7 +29,7 @@ const (
 	// whether the queue is empty.
 	turnPatience, turnHaste = 3 * time.Second, 250 * time.Millisecond
 	// turnPause and turnPauses bound the time between two tries: it grows while they fail.
-	turnPause, turnPauses = time.Millisecond, 32 * time.Millisecond
+	turnPause, turnPauses = 2 * time.Millisecond, 250 * time.Millisecond
 )
 
 // learn notes how many candidates a claim has lost to others. One envelope that several woke for is no reason to queue.
@@ -64,7 +64,7 @@ func (c *claimer) takeTurn(ctx context.Context) (over func()) {
 			})
 		}
 		c.turn.until = time.Now().Add(turnsFor) // there are others
-		c.turn.pause = min(max(c.turn.pause*3/2, turnPause), turnPauses)
+		c.turn.pause = min(max(c.turn.pause*13/12, turnPause), turnPauses)
 		if sleep(ctx, c.turn.pause/2+rand.N(c.turn.pause)) != nil {
 			break
 		}

@@ -658,8 +658,8 @@ func TestHowFarAWorkerFetchesAhead(t *testing.T) {
 		"one was done, fast":                {5 * time.Millisecond, 2 * time.Millisecond, []int{1}, 1, 4, 2},
 		"slow jobs":                         {5 * time.Millisecond, time.Second, []int{1, 1, 1}, 0, 0, 0},
 		"in bursts, by claims that last":    {90 * time.Millisecond, 50 * time.Millisecond, []int{4, 0, 0, 4, 0, 0, 4, 0, 0, 4, 0, 0}, 12, 32, 4},
-		"as fast as claims let them":        {10 * time.Millisecond, 10 * time.Millisecond, []int{100, 100, 100, 100, 100}, 190, 210, 190},
-		"faster than should be held":        {time.Second, 10 * time.Millisecond, []int{900, 900, 900, 900, 900, 900}, 2000, 2000, 2000},
+		"as fast as claims let them":        {10 * time.Millisecond, 10 * time.Millisecond, []int{100, 100, 100, 100, 100}, 390, 410, 205},
+		"faster than should be held":        {time.Second, 10 * time.Millisecond, []int{900, 900, 900, 900, 900, 900}, 2000, 2000, 1000},
 		"it was fast, and then had nothing": {5 * time.Millisecond, 10 * time.Millisecond, []int{100, 100, 100, -1}, 0, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
