@@ -94,8 +94,9 @@ func (b *batcher[T]) post(item T, alone func(context.Context) error, done func(e
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), attempts*attemptTimeout)
 		defer cancel()
-		c.tell(alone(ctx))
+		err := alone(ctx)
 		b.land()
+		c.tell(err)
 	}()
 }
 
