@@ -18,6 +18,8 @@ type batcher[T any] struct {
 	flights int              // rounds under way at once
 	places  chan struct{}    // of those in line or under way
 	round   func([]*call[T]) // sends a round, and answers each of its calls
+	weigh   func(T) int      // an item's bytes; nil: they don't count
+	most    int              // bytes in one round
 
 	mu     sync.Mutex
 	line   []*call[T]
@@ -58,19 +60,23 @@ func (b *batcher[T]) do(ctx context.Context, item T, alone func(context.Context)
 		return false, ctx.Err()
 	}
 	b.mu.Lock()
-	if b.flying < b.flights && len(b.line) == 0 {
+	free := b.flying < b.flights && len(b.line) == 0
+	if free {
 		b.flying++
+	}
+	if free && alone != nil {
 		b.mu.Unlock()
-		if alone == nil {
-			alone = func(ctx context.Context) error { return b.roundOfOne(ctx, item) }
-		}
 		err := alone(ctx)
 		<-b.places
 		b.land()
 		return true, err
 	}
 	c := &call[T]{item: item, answer: make(chan error, 1), places: b.places}
-	b.line = append(b.line, c)
+	if free {
+		go b.fly([]*call[T]{c})
+	} else {
+		b.line = append(b.line, c)
+	}
 	b.mu.Unlock()
 	select {
 	case err := <-c.answer:
@@ -98,12 +104,6 @@ func (b *batcher[T]) post(item T, alone func(context.Context) error, done func(e
 		b.land()
 		c.tell(err)
 	}()
-}
-
-func (b *batcher[T]) roundOfOne(ctx context.Context, item T) error {
-	c := &call[T]{item: item, answer: make(chan error, 1)}
-	b.round([]*call[T]{c})
-	return c.await(ctx)
 }
 
 // leave takes a call whose caller gives up out of the line, if it still stands there.
@@ -151,6 +151,14 @@ func (b *batcher[T]) next() []*call[T] {
 	if n == 0 {
 		b.flying--
 		return nil
+	}
+	if b.weigh != nil {
+		bytes := b.weigh(b.line[0].item)
+		for i := 1; i < n; i++ {
+			if bytes += b.weigh(b.line[i].item); bytes > b.most {
+				n = i
+			}
+		}
 	}
 	calls := slices.Clone(b.line[:n])
 	rest := copy(b.line, b.line[n:])

@@ -31,8 +31,10 @@ const (
 	skipFor = 5 * time.Second
 	// claimAttempts is how often a claim is sent before those who wait are told its error.
 	claimAttempts = 4
-	// claimBatch is how many envelopes one statement claims at most.
+	// claimBatch is how many envelopes one statement claims at most. After one that took too long it is half as many, at the
+	// least claimBatch >> mostHalved.
 	claimBatch = 1000
+	mostHalved = 5
 	// conflicts is how often a claim of several looks for other candidates when somebody else took all of those it had.
 	conflicts = 8
 	// freshCounts is for how many counts of deliveries there is a statement of its own.
@@ -100,7 +102,7 @@ func (c *claimer) claim(ctx context.Context, q *Queue, n int, sure bool, g grant
 			c.skipsTried = time.Now()
 			all = c.skippedNow(ctx, n, g)
 		}
-		if len(got) < claimBatch || len(all) >= n || err != nil {
+		if len(got) < claimBatch>>c.halved || len(all) >= n || err != nil {
 			if len(all) > 0 {
 				err = nil // what is had is handed out; the error comes again if it lasts
 			}
@@ -127,6 +129,7 @@ func (c *claimer) claimSome(ctx context.Context, q *Queue, n int, sure bool, g g
 		if mayHaveHappened(err) {
 			// Too slow, though the server answers: an open transaction holds the head.
 			if errors.Is(err, context.DeadlineExceeded) {
+				c.halved = min(c.halved+1, mostHalved)
 				if !c.s.answers(ctx) {
 					return nil, err // the server is away
 				}
@@ -202,7 +205,7 @@ func (c *claimer) attempt(ctx context.Context, n int, sure bool, g grant, token 
 // look claims up to n from a bound on; met: there were candidates, whoever got them.
 func (c *claimer) look(ctx context.Context, n int, g grant, token bson.ObjectID, from time.Time) (got []taken, met bool, err error) {
 	if n > 1 {
-		return c.claimMany(ctx, min(n, claimBatch), g, token, from)
+		return c.claimMany(ctx, min(n, claimBatch>>c.halved), g, token, from)
 	}
 	now, _, err := c.s.clock.bounds(ctx)
 	if err != nil {
@@ -276,6 +279,9 @@ func (c *claimer) claimMany(ctx context.Context, n int, g grant, token bson.Obje
 		return got, true, err
 	}
 	c.turn.learn(len(found) - won)
+	if won == claimBatch>>c.halved {
+		c.halved = max(c.halved-1, 0)
+	}
 	switch {
 	case won == 0:
 		return nil, true, nil
@@ -415,7 +421,8 @@ func ids(ctx context.Context, cur *mongo.Cursor) ([]bson.RawValue, error) {
 func (c *claimer) oneByOne(ctx context.Context, n int, g grant) ([]taken, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
-	found, err := c.s.candidates(ctx, claimFilter(c.name, c.skipped(), time.Time{}), max(n, candidates))
+	n = min(n, candidates)
+	found, err := c.s.candidates(ctx, claimFilter(c.name, c.skipped(), time.Time{}), candidates)
 	if err != nil {
 		return nil, err
 	}

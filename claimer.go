@@ -43,6 +43,7 @@ type claimer struct {
 	sent       bool      // the last attempt has sent a claim, not only looked
 	lone       bool      // that was one envelope at the most, the last time
 	low        low       // from where on to look
+	halved     int       // how often what one statement claims was halved, since it took too long
 }
 
 // waiter is a caller in line.

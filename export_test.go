@@ -60,7 +60,7 @@ func (b *batcher[T]) waiting() int {
 
 // Narrow has a store, before its use, send so many in a round at the most.
 func Narrow(s *Store, limit int) {
-	s.pushes = newBatcher(s, limit, pushFlights, s.pushRound)
+	s.pushes = s.newPushes(limit)
 	s.settles = newBatcher(s, limit, settleFlights, s.settleRound)
 	s.extends = newBatcher(s, limit, settleFlights, s.extendRound)
 }

@@ -13,9 +13,10 @@ import (
 // extension is a longer lease on the way to the server. One that is done twice is done: what matters is whether the token
 // still matches.
 type extension struct {
-	r     *Reservation
-	d     time.Duration
-	tried bool // an earlier answer was lost
+	r      *Reservation
+	d      time.Duration
+	caller context.Context // when it ends, nothing is sent any more: it might undo a later one
+	tried  bool            // an earlier answer was lost
 }
 
 // Extend makes the lease end d from now, by the server's clock. It never joins a transaction. The rule: d >= 1 ms.
@@ -37,12 +38,11 @@ func (r *Reservation) Extend(ctx context.Context, d time.Duration) error {
 	if err != nil {
 		return err
 	}
-	x := &extension{r: r, d: d}
-	sent := true
+	x := &extension{r: r, d: d, caller: ctx}
 	if r.joined { // it may wait for a transaction: it holds up nobody else
 		err = x.alone(ctx)
 	} else {
-		sent, err = r.s.extends.do(ctx, x, x.alone)
+		_, err = r.s.extends.do(ctx, x, nil)
 	}
 	switch {
 	case err == nil:
@@ -52,7 +52,7 @@ func (r *Reservation) Extend(ctx context.Context, d time.Duration) error {
 		r.extended(before, lo.Add(d))
 	case errors.Is(err, ErrLeaseLost):
 		r.settled = true
-	case sent:
+	case errors.Is(err, ErrOutcomeUnknown):
 		r.extended(before, minTime(before, lo.Add(d)))
 	}
 	return err
@@ -60,6 +60,9 @@ func (r *Reservation) Extend(ctx context.Context, d time.Duration) error {
 
 // alone is the single guarded write.
 func (x *extension) alone(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(x.caller, cancel)()
 	return guarded{
 		write: updating(x.r.q.leases(), holder(x.r.ID, x.r.lease), extendUpdate(x.d, x.r.q.cfg.OnExpire)),
 		look: func(ctx context.Context, majority bool) (outcome, error) {
@@ -81,18 +84,20 @@ func (q *Queue) leases() *mongo.Collection {
 	return q.s.quick
 }
 
-// extendRound extends the leases of many callers. When one of them fails, each goes by itself.
+// extendRound extends the leases of many callers, or of one. When one of them fails, each goes by itself, and holds up no
+// round.
 func (s *Store) extendRound(calls []*call[*extension]) {
 	all := make([]*extension, len(calls))
 	for i, c := range calls {
 		all[i] = c.item
 	}
-	if err := extendTogether(context.Background(), all); err == nil {
-		answer(calls, nil)
+	err := extendTogether(context.Background(), all)
+	if err == nil || len(calls) == 1 && !errors.Is(err, errNotAllExtended) && !mayPass(err) {
+		answer(calls, err)
 		return
 	}
 	for _, c := range calls {
-		c.item.tried = true
+		c.item.tried = mayPass(err)
 		singly(c)
 	}
 }
@@ -137,5 +142,5 @@ func extendTogether(ctx context.Context, all []*extension) error {
 
 // extendTimeout is what an attempt to extend a lease may take, so that there is time for another.
 func extendTimeout(d time.Duration) time.Duration {
-	return min(max(d/6, 50*time.Millisecond), time.Second)
+	return min(max(d/6, 50*time.Millisecond), 2*time.Second)
 }

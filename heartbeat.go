@@ -3,6 +3,7 @@ package mongoq
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -66,6 +67,16 @@ func (h *held) gone(j *job, now time.Time) bool {
 	j.lost.Store(true)
 	h.end(j)
 	return true
+}
+
+// all are the jobs, and whether their handlers run.
+func (h *held) all() (jobs []*job, begun []bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, j := range h.jobs {
+		jobs, begun = append(jobs, j), append(begun, j.stop != nil)
+	}
+	return jobs, begun
 }
 
 func (h *held) end(j *job) {
@@ -132,14 +143,9 @@ func (w *pool) shortestLease() time.Duration {
 func (w *pool) beatOnce(tick time.Duration) time.Duration {
 	next := time.Duration(1<<63 - 1)
 	_, hi, sure := w.s.clock.current() // without asking: a lease ends in time while the server is away
-	var due, joined, lapsed []*job
-	w.held.mu.Lock()
-	jobs := make([]*job, 0, len(w.held.jobs))
-	for _, j := range w.held.jobs {
-		jobs = append(jobs, j)
-	}
-	w.held.mu.Unlock()
-	for _, j := range jobs {
+	var due, dueUnbegun, joined, lapsed []*job
+	jobs, begun := w.held.all()
+	for i, j := range jobs {
 		left := j.r.leaseEnd().Sub(hi)
 		busy, settled, isJoined := j.r.peek()
 		switch {
@@ -154,7 +160,11 @@ func (w *pool) beatOnce(tick time.Duration) time.Duration {
 				lapsed = append(lapsed, j)
 			}
 		case !w.cfg.NoHeartbeat && left <= j.r.q.cfg.Lease*3/4:
-			due = append(due, j)
+			if begun[i] {
+				due = append(due, j)
+			} else {
+				dueUnbegun = append(dueUnbegun, j)
+			}
 			next = min(next, left, tick/8)
 		default:
 			next = min(next, left)
@@ -165,6 +175,7 @@ func (w *pool) beatOnce(tick time.Duration) time.Duration {
 		w.beside(&w.measuring, jobs, w.measure)
 	}
 	w.beside(&w.extending, due, w.extend)
+	w.beside(&w.extendingUnbegun, dueUnbegun, w.extend) // which may be many, and be settled while that goes on
 	w.beside(&w.extendingJoined, joined, w.extendEach)
 	return max(next, time.Millisecond)
 }
@@ -205,35 +216,52 @@ func (w *pool) beside(underWay *atomic.Bool, due []*job, extend func([]*job)) {
 // the others for long.
 func (w *pool) extend(due []*job) {
 	var left []*job
-	for len(due) > 0 {
-		n := min(len(due), settleRound)
-		if !w.extendSome(due[:n]) {
-			left = append(left, due[:n]...)
+	for some := range slices.Chunk(due, settleRound) {
+		err := w.extendSome(some)
+		for range 2 { // what is settled, or being settled, is no matter any more
+			if !errors.Is(err, errNotAllExtended) {
+				break
+			}
+			if some = unsettled(some); len(some) > 0 {
+				err = w.extendSome(some)
+			}
 		}
-		due = due[n:]
+		if err != nil {
+			left = append(left, some...)
+		}
 	}
 	w.extendEach(left)
 }
 
-// extendSome is false if some are lost, settled meanwhile or held up.
-func (w *pool) extendSome(due []*job) bool {
+func unsettled(jobs []*job) []*job {
+	var some []*job
+	for _, j := range jobs {
+		if busy, settled, _ := j.r.peek(); !busy && !settled {
+			some = append(some, j)
+		}
+	}
+	return some
+}
+
+// extendSome is errNotAllExtended if some are lost or settled meanwhile.
+func (w *pool) extendSome(due []*job) error {
 	ctx, cancel := context.WithTimeout(context.Background(), extendTimeout(w.shortestLease()))
 	defer cancel()
 	lo, _, err := w.s.clock.bounds(ctx)
 	if err != nil {
-		return false
+		return err
 	}
 	ends, all := make([]time.Time, len(due)), make([]*extension, len(due))
 	for i, j := range due {
 		ends[i], all[i] = j.r.leaseEnd(), &extension{r: j.r, d: j.r.q.cfg.Lease}
 	}
-	if extendTogether(ctx, all) != nil {
-		return false
+	if err := extendTogether(ctx, all); err != nil {
+		return err
 	}
 	for i, j := range due {
 		j.r.extended(ends[i], lo.Add(j.r.q.cfg.Lease))
 	}
-	return true
+	return nil
 }
 
 // extendEach extends leases each by itself, side by side.

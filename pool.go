@@ -28,12 +28,13 @@ type pool struct {
 	abandoned bool       // handlers that still run count no more
 	away      int        // sources whose claims fail
 
-	handlers        sync.WaitGroup
-	held            held
-	beats           sync.WaitGroup
-	extending       atomic.Bool // leases are being extended
-	extendingJoined atomic.Bool // those that a transaction holds
-	measuring       atomic.Bool // the server's clock is being read
+	handlers         sync.WaitGroup
+	held             held
+	beats            sync.WaitGroup
+	extending        atomic.Bool // leases are being extended
+	extendingUnbegun atomic.Bool // those of jobs whose handlers do not run
+	extendingJoined  atomic.Bool // those that a transaction holds
+	measuring        atomic.Bool // the server's clock is being read
 
 	commits sync.WaitGroup
 }
@@ -242,10 +243,10 @@ func (w *pool) settleBehind(base context.Context, j *job, cancel context.CancelC
 // where there is more to do than that.
 func (w *pool) commitBehind(j *job, ran time.Duration, over func()) bool {
 	r := j.r
-	if r.course != nil || j.lost.Load() || !r.mu.tryLock() {
+	if r.course != nil || !r.mu.tryLock() {
 		return false
 	}
-	if r.settled || r.joined || r.tried[verbCommit] {
+	if r.settled || r.joined || r.tried[verbCommit] || j.lost.Load() {
 		r.mu.unlock()
 		return false
 	}

@@ -568,19 +568,15 @@ func (s *Store) filedBefore(ctx context.Context, parcels []*parcel) (map[bson.Ob
 	return filed, nil
 }
 
-// pushRound stores what many callers push, a command's worth after the other: who is in the first waits for no later one.
-func (s *Store) pushRound(calls []*call[*parcel]) {
-	for len(calls) > 0 {
-		n, bytes := 1, len(calls[0].item.doc)
-		for ; n < len(calls) && bytes+len(calls[n].item.doc) <= pushBatchBytes; n++ {
-			bytes += len(calls[n].item.doc)
-		}
-		s.pushTogether(calls[:n])
-		calls = calls[n:]
-	}
+// newPushes is where single pushes go together: as many in a round as one command takes.
+func (s *Store) newPushes(limit int) *batcher[*parcel] {
+	b := newBatcher(s, limit, pushFlights, s.pushRound)
+	b.weigh, b.most = func(p *parcel) int { return len(p.doc) }, pushBatchBytes
+	return b
 }
 
-func (s *Store) pushTogether(calls []*call[*parcel]) {
+// pushRound stores what many callers push.
+func (s *Store) pushRound(calls []*call[*parcel]) {
 	ctx, cancel := context.WithTimeout(context.Background(), attempts*attemptTimeout)
 	defer cancel()
 	parcels := make([]*parcel, len(calls))

@@ -17,9 +17,8 @@ const (
 	settleFlights = 2
 	// roundTimeout bounds the statement of a round.
 	roundTimeout = 5 * time.Second
-	// batchMargin is what a long lease must have left for its delete to go in a batch, leastMargin what any must.
-	batchMargin = roundTimeout * 6 / 5
-	leastMargin = 300 * time.Millisecond
+	// batchMargin is what a long lease must have left for its delete to go in a batch: more than the statement can take.
+	batchMargin = roundTimeout + time.Second
 )
 
 // settlement is a holder's verb on the way to the server.
@@ -46,8 +45,8 @@ func (v *settlement) sends() {
 	}
 }
 
-// margin is what its lease must have left for a delete to go in a batch: more than the statement can take, so that nobody
-// else can have taken the envelope when it runs.
+// margin is what its lease must have left for a delete to go in a batch, so that nobody else has taken the envelope when it
+// runs: what becomes of that one is told all the same, but of others that are gone it cannot be told whose delete it was.
 func (v *settlement) margin() time.Duration { return min(batchMargin, v.r.q.cfg.Lease/3) }
 
 // alone is the single guarded write.
@@ -98,7 +97,8 @@ func guardsOf(vs []*settlement) (guards bson.A) {
 func (s *Store) settleRound(calls []*call[*settlement]) {
 	ctx, cancel := context.WithTimeout(context.Background(), attempts*attemptTimeout)
 	defer cancel()
-	var brief, deletes, updates, filings []*call[*settlement]
+	_, hi, err := s.clock.bounds(ctx)
+	var deletes, updates, filings []*call[*settlement]
 	for _, c := range calls {
 		switch {
 		case c.item.tried || c.item.joined:
@@ -107,14 +107,13 @@ func (s *Store) settleRound(calls []*call[*settlement]) {
 			filings = append(filings, c)
 		case c.item.update != nil:
 			updates = append(updates, c)
-		case c.item.margin() < batchMargin:
-			brief = append(brief, c)
+		case err != nil || !hi.Add(c.item.margin()).Before(c.item.r.leaseEnd()):
+			singly(c)
 		default:
 			deletes = append(deletes, c)
 		}
 	}
-	s.settleDeletes(ctx, brief) // first: their leases have a margin, which must not pass meanwhile
-	s.settleDeletes(ctx, deletes)
+	s.settleDeletes(ctx, deletes) // first: their leases have a margin, which must not pass meanwhile
 	s.settleFilings(ctx, filings)
 	s.settleUpdates(ctx, updates)
 	var behind []finished
@@ -129,7 +128,6 @@ func (s *Store) settleRound(calls []*call[*settlement]) {
 // settleDeletes deletes what is committed without a history. As many gone as were deleted is success for each that is
 // gone: their leases had a margin, so that nobody else can have deleted them.
 func (s *Store) settleDeletes(ctx context.Context, calls []*call[*settlement]) {
-	calls, margin := s.lasting(ctx, calls)
 	calls, others := unlikeAny(calls)
 	for _, c := range others {
 		singly(c)
@@ -145,7 +143,7 @@ func (s *Store) settleDeletes(ctx context.Context, calls []*call[*settlement]) {
 	for _, guard := range guardsOf(items) {
 		models = append(models, mongo.NewDeleteManyModel().SetFilter(guard))
 	}
-	n, err := s.bulk(ctx, margin*5/6, models, func(res *mongo.BulkWriteResult) int64 { return res.DeletedCount })
+	n, err := s.bulk(ctx, models, func(res *mongo.BulkWriteResult) int64 { return res.DeletedCount })
 	if err == nil && n == int64(len(calls)) {
 		answer(calls, nil)
 		return
@@ -176,23 +174,6 @@ func (s *Store) settleDeletes(ctx context.Context, calls []*call[*settlement]) {
 		return
 	}
 	answer(gone, unknown(fmt.Errorf("%d envelopes of a batch are gone, of which it deleted %d", len(gone), n)))
-}
-
-// lasting are the calls whose leases have their margins left, and the least of those. The others go by themselves.
-func (s *Store) lasting(ctx context.Context, calls []*call[*settlement]) (kept []*call[*settlement], least time.Duration) {
-	_, hi, err := s.clock.bounds(ctx)
-	least = batchMargin
-	kept = calls[:0]
-	for _, c := range calls {
-		margin := c.item.margin()
-		if err != nil || margin < leastMargin || !hi.Add(margin).Before(c.item.r.leaseEnd()) {
-			singly(c)
-			continue
-		}
-		least = min(least, margin)
-		kept = append(kept, c)
-	}
-	return kept, least
 }
 
 // unlikeAny are the calls that no other of the round has the envelope of: of two, only a write by itself tells which was its
@@ -242,7 +223,7 @@ func (s *Store) settleUpdates(ctx context.Context, calls []*call[*settlement]) {
 	for g, members := range shared {
 		models = append(models, mongo.NewUpdateManyModel().SetFilter(holders(idsOf(members), g.lease)).SetUpdate(members[0].item.update))
 	}
-	n, err := s.bulk(ctx, roundTimeout, models, func(res *mongo.BulkWriteResult) int64 { return res.MatchedCount })
+	n, err := s.bulk(ctx, models, func(res *mongo.BulkWriteResult) int64 { return res.MatchedCount })
 	if err == nil && n == int64(len(calls)) {
 		answer(calls, nil)
 		return
@@ -292,10 +273,8 @@ func retrySingly(calls []*call[*settlement]) {
 	}
 }
 
-func (s *Store) bulk(
-	ctx context.Context, timeout time.Duration, models []mongo.WriteModel, count func(*mongo.BulkWriteResult) int64,
-) (int64, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+func (s *Store) bulk(ctx context.Context, models []mongo.WriteModel, count func(*mongo.BulkWriteResult) int64) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, roundTimeout)
 	defer cancel()
 	res, err := s.envs.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))
 	if err != nil {

@@ -163,7 +163,7 @@ func Open(ctx context.Context, db *mongo.Database, cfg Config) (*Store, error) {
 	s.bell = newBell(s, cfg.Collection+".signals")
 	s.settles = newBatcher(s, settleRound, settleFlights, s.settleRound)
 	s.extends = newBatcher(s, settleRound, settleFlights, s.extendRound)
-	s.pushes = newBatcher(s, pushBatch, pushFlights, s.pushRound)
+	s.pushes = s.newPushes(pushBatch)
 	s.forks = newBatcher(s, forkRound, forkFlights, s.forkRound)
 	s.joins = newBatcher(s, joinRound, joinFlights, s.joinRound)
 	s.looks = newBatcher(s, lookLimit, lookFlights, s.lookRound)

@@ -65,7 +65,7 @@ func (c *claimer) takeTurn(ctx context.Context) (over func()) {
 		}
 		c.turn.until = time.Now().Add(turnsFor) // there are others
 		c.turn.pause = min(max(c.turn.pause*13/12, turnPause), turnPauses)
-		if sleep(ctx, c.turn.pause/2+rand.N(c.turn.pause)) != nil {
+		if sleep(ctx, min(c.turn.pause/2+rand.N(c.turn.pause), patience-time.Since(began))) != nil {
 			break
 		}
 	}
