@@ -59,25 +59,17 @@ func (b *batcher[T]) do(ctx context.Context, item T, alone func(context.Context)
 	case <-ctx.Done():
 		return false, ctx.Err()
 	}
-	b.mu.Lock()
-	free := b.flying < b.flights && len(b.line) == 0
-	if free {
-		b.flying++
-	}
-	if free && alone != nil {
-		b.mu.Unlock()
+	c := &call[T]{item: item, answer: make(chan error, 1), places: b.places}
+	free := b.enter(c)
+	switch {
+	case free && alone != nil:
 		err := alone(ctx)
 		<-b.places
 		b.land()
 		return true, err
-	}
-	c := &call[T]{item: item, answer: make(chan error, 1), places: b.places}
-	if free {
+	case free:
 		go b.fly([]*call[T]{c})
-	} else {
-		b.line = append(b.line, c)
 	}
-	b.mu.Unlock()
 	select {
 	case err := <-c.answer:
 		return true, err
@@ -90,13 +82,9 @@ func (b *batcher[T]) do(ctx context.Context, item T, alone func(context.Context)
 func (b *batcher[T]) post(item T, alone func(context.Context) error, done func(error)) {
 	b.places <- struct{}{}
 	c := &call[T]{item: item, done: done, places: b.places}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.flying == b.flights || len(b.line) > 0 {
-		b.line = append(b.line, c)
+	if !b.enter(c) {
 		return
 	}
-	b.flying++
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), attempts*attemptTimeout)
 		defer cancel()
@@ -104,6 +92,18 @@ func (b *batcher[T]) post(item T, alone func(context.Context) error, done func(e
 		b.land()
 		c.tell(err)
 	}()
+}
+
+// enter gives a call a flight of its own, if one is free, or puts it in line.
+func (b *batcher[T]) enter(c *call[T]) (free bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.flying == b.flights || len(b.line) > 0 {
+		b.line = append(b.line, c)
+		return false
+	}
+	b.flying++
+	return true
 }
 
 // leave takes a call whose caller gives up out of the line, if it still stands there.
@@ -184,6 +184,14 @@ func singly[T interface{ alone(context.Context) error }](c *call[T]) {
 		defer cancel()
 		c.tell(c.item.alone(ctx))
 	}()
+}
+
+func items[T any](calls []*call[T]) []T {
+	all := make([]T, len(calls))
+	for i, c := range calls {
+		all[i] = c.item
+	}
+	return all
 }
 
 func answer[T any](calls []*call[T], err error) {

@@ -102,7 +102,7 @@ func (c *claimer) claim(ctx context.Context, q *Queue, n int, sure bool, g grant
 			c.skipsTried = time.Now()
 			all = c.skippedNow(ctx, n, g)
 		}
-		if len(got) < claimBatch>>c.halved || len(all) >= n || err != nil {
+		if len(got) < c.batch() || len(all) >= n || err != nil {
 			if len(all) > 0 {
 				err = nil // what is had is handed out; the error comes again if it lasts
 			}
@@ -205,7 +205,7 @@ func (c *claimer) attempt(ctx context.Context, n int, sure bool, g grant, token 
 // look claims up to n from a bound on; met: there were candidates, whoever got them.
 func (c *claimer) look(ctx context.Context, n int, g grant, token bson.ObjectID, from time.Time) (got []taken, met bool, err error) {
 	if n > 1 {
-		return c.claimMany(ctx, min(n, claimBatch>>c.halved), g, token, from)
+		return c.claimMany(ctx, min(n, c.batch()), g, token, from)
 	}
 	now, _, err := c.s.clock.bounds(ctx)
 	if err != nil {
@@ -244,6 +244,9 @@ func (s *Store) claimOne(ctx context.Context, limit time.Duration, filter bson.D
 	return doc, nil
 }
 
+// batch is how many envelopes a statement claims now.
+func (c *claimer) batch() int { return claimBatch >> c.halved }
+
 // claimMany is the guarded write for several: find candidates, take them in one statement under one token, read what
 // was got. met: there were candidates, or may have been.
 //
@@ -279,7 +282,7 @@ func (c *claimer) claimMany(ctx context.Context, n int, g grant, token bson.Obje
 		return got, true, err
 	}
 	c.turn.learn(len(found) - won)
-	if won == claimBatch>>c.halved {
+	if won == c.batch() {
 		c.halved = max(c.halved-1, 0)
 	}
 	switch {

@@ -64,7 +64,7 @@ func (x *extension) alone(ctx context.Context) error {
 	defer cancel()
 	defer context.AfterFunc(x.caller, cancel)()
 	return guarded{
-		write: updating(x.r.q.leases(), holder(x.r.ID, x.r.lease), extendUpdate(x.d, x.r.q.cfg.OnExpire)),
+		write: x.write,
 		look: func(ctx context.Context, majority bool) (outcome, error) {
 			e, err := x.r.s.found(ctx, x.r.ID, majority)
 			if err == nil && e != nil && e.lease == x.r.lease && e.Processed.IsZero() {
@@ -76,6 +76,10 @@ func (x *extension) alone(ctx context.Context) error {
 	}.run(ctx)
 }
 
+func (x *extension) write(ctx context.Context) (matched int64, err error) {
+	return updating(x.r.q.leases(), holder(x.r.ID, x.r.lease), extendUpdate(x.d, x.r.q.cfg.OnExpire))(ctx)
+}
+
 // leases is where leases are extended: it waits for as many nodes as hold the queue's claims.
 func (q *Queue) leases() *mongo.Collection {
 	if q.cfg.DurableClaims {
@@ -85,13 +89,16 @@ func (q *Queue) leases() *mongo.Collection {
 }
 
 // extendRound extends the leases of many callers, or of one. When one of them fails, each goes by itself, and holds up no
-// round.
+// round for long: it has but a part of the shortest lease, since an open transaction may hold one of the envelopes.
 func (s *Store) extendRound(calls []*call[*extension]) {
-	all := make([]*extension, len(calls))
-	for i, c := range calls {
-		all[i] = c.item
+	all := items(calls)
+	shortest := all[0].d
+	for _, x := range all {
+		shortest = min(shortest, x.d)
 	}
-	err := extendTogether(context.Background(), all)
+	ctx, cancel := context.WithTimeout(context.Background(), extendTimeout(shortest))
+	defer cancel()
+	err := extendTogether(ctx, all)
 	if err == nil || len(calls) == 1 && !errors.Is(err, errNotAllExtended) && !mayPass(err) {
 		answer(calls, err)
 		return
@@ -102,10 +109,9 @@ func (s *Store) extendRound(calls []*call[*extension]) {
 	}
 }
 
-var errNotAllExtended = errors.New("some leases are lost, settled meanwhile or held up")
+var errNotAllExtended = errors.New("some leases are lost, or settled meanwhile")
 
-// extendTogether extends many leases, those of one claim in one statement. It takes but a part of the shortest, since an
-// open transaction may hold one of the envelopes. An error says nothing of any of them.
+// extendTogether extends many leases, those of one claim in one statement. An error says nothing of any of them.
 func extendTogether(ctx context.Context, all []*extension) error {
 	type group struct {
 		in    *mongo.Collection
@@ -113,10 +119,8 @@ func extendTogether(ctx context.Context, all []*extension) error {
 		d     time.Duration
 		p     ExpirePolicy
 	}
-	shortest := all[0].d
 	groups := map[group][]bson.ObjectID{}
 	for _, x := range all {
-		shortest = min(shortest, x.d)
 		g := group{x.r.q.leases(), x.r.lease, x.d, x.r.q.cfg.OnExpire}
 		groups[g] = append(groups[g], x.r.ID)
 	}
@@ -124,8 +128,6 @@ func extendTogether(ctx context.Context, all []*extension) error {
 	for g, ids := range groups {
 		models[g.in] = append(models[g.in], mongo.NewUpdateManyModel().SetFilter(holders(ids, g.token)).SetUpdate(extendUpdate(g.d, g.p)))
 	}
-	ctx, cancel := context.WithTimeout(ctx, extendTimeout(shortest))
-	defer cancel()
 	extended := int64(0)
 	for c, models := range models {
 		res, err := c.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))

@@ -274,13 +274,9 @@ func (s *Store) noteUnfiled(err error) {
 }
 
 func (s *Store) filingRound(calls []*call[finished]) {
-	all := make([]finished, len(calls))
-	for i, c := range calls {
-		all[i] = c.item
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), attemptTimeout)
 	defer cancel()
-	answer(calls, s.fileFinished(ctx, all))
+	answer(calls, s.fileFinished(ctx, items(calls)))
 }
 
 // fileFinished files those that are finished and still among the queues.

@@ -262,13 +262,9 @@ func (s *Store) forkGroup(ctx context.Context, calls []*call[*forked]) {
 }
 
 func (s *Store) forkSome(ctx context.Context, calls []*call[*forked]) error {
-	vs := make([]*forked, len(calls))
-	for i, c := range calls {
-		vs[i] = c.item
-	}
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
-	return s.forkTogether(ctx, vs)
+	return s.forkTogether(ctx, items(calls))
 }
 
 // errNotAll undoes a transaction of forks: somebody else has one of the envelopes.

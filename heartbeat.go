@@ -73,6 +73,7 @@ func (h *held) gone(j *job, now time.Time) bool {
 func (h *held) all() (jobs []*job, begun []bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	jobs, begun = make([]*job, 0, len(h.jobs)), make([]bool, 0, len(h.jobs))
 	for _, j := range h.jobs {
 		jobs, begun = append(jobs, j), append(begun, j.stop != nil)
 	}
@@ -219,10 +220,8 @@ func (w *pool) extend(due []*job) {
 	for some := range slices.Chunk(due, settleRound) {
 		err := w.extendSome(some)
 		for range 2 { // what is settled, or being settled, is no matter any more
-			if !errors.Is(err, errNotAllExtended) {
-				break
-			}
-			if some = unsettled(some); len(some) > 0 {
+			if errors.Is(err, errNotAllExtended) {
+				some = unsettled(some)
 				err = w.extendSome(some)
 			}
 		}
@@ -297,7 +296,7 @@ func (w *pool) extendOne(j *job) (told bool) {
 	if w.cfg.NoHeartbeat { // only what a transaction may have settled comes here then
 		return w.held.lose(j, w.takenByAnother(ctx, j.r))
 	}
-	n, err := updating(j.r.q.leases(), holder(j.r.ID, j.r.lease), extendUpdate(j.r.q.cfg.Lease, j.r.q.cfg.OnExpire))(ctx)
+	n, err := (&extension{r: j.r, d: j.r.q.cfg.Lease}).write(ctx)
 	switch {
 	case err == nil && n == 1:
 		j.r.extended(end, lo.Add(j.r.q.cfg.Lease))

@@ -579,12 +579,8 @@ func (s *Store) newPushes(limit int) *batcher[*parcel] {
 func (s *Store) pushRound(calls []*call[*parcel]) {
 	ctx, cancel := context.WithTimeout(context.Background(), attempts*attemptTimeout)
 	defer cancel()
-	parcels := make([]*parcel, len(calls))
-	for i, c := range calls {
-		parcels[i] = c.item
-	}
 	errs := make([]error, len(calls))
-	s.insertMany(ctx, parcels, errs, func([]int) {}) // each rings for its own
+	s.insertMany(ctx, items(calls), errs, func([]int) {}) // each rings for its own
 	for i, c := range calls {
 		c.tell(errs[i])
 	}

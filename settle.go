@@ -135,12 +135,8 @@ func (s *Store) settleDeletes(ctx context.Context, calls []*call[*settlement]) {
 	if len(calls) == 0 {
 		return
 	}
-	items := make([]*settlement, len(calls))
-	for i, c := range calls {
-		items[i] = c.item
-	}
 	var models []mongo.WriteModel
-	for _, guard := range guardsOf(items) {
+	for _, guard := range guardsOf(items(calls)) {
 		models = append(models, mongo.NewDeleteManyModel().SetFilter(guard))
 	}
 	n, err := s.bulk(ctx, models, func(res *mongo.BulkWriteResult) int64 { return res.DeletedCount })
