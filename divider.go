@@ -25,6 +25,8 @@ var undivided = field("prio", op("$nin", dividers))
 var never = time.Date(9999, time.December, 31, 0, 0, 0, 0, time.UTC)
 
 const (
+	// dividersAfter is how many envelopes a claimer meets before a queue is called busy.
+	dividersAfter = 500
 	// dividersLast is how long dividers stay in a queue that is busy no more, and dividersAnew how often they are renewed
 	// in one that is.
 	dividersLast = 7 * 24 * time.Hour
@@ -34,7 +36,7 @@ const (
 // divide puts dividers into a queue that has become busy, and renews them once a day. Without them it is slower, no more.
 func (c *claimer) divide() {
 	met := int64(c.low.met)
-	if met-c.divided.Load() < lowAfter || time.Now().Before(time.Unix(0, c.dividing.Load())) || !c.s.begin() {
+	if met-c.divided.Load() < dividersAfter || time.Now().Before(time.Unix(0, c.dividing.Load())) || !c.s.begin() {
 		return
 	}
 	c.dividing.Store(time.Now().Add(dividersAnew).UnixNano())

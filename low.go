@@ -30,8 +30,8 @@ type low struct {
 
 const (
 	// lowAfter is how many envelopes a claimer meets before it looks from anywhere but the head: a queue that is little
-	// used has few dead entries.
-	lowAfter = 500
+	// used has few dead entries, unless others have used it.
+	lowAfter = 50
 	// lowPace is how many it must have met since it last read the bounds to read them anew.
 	lowPace = 20
 	// lowFor is how long the bounds hold at the least, and lowCost how many times as long as it takes to read them for all
