@@ -247,7 +247,7 @@ func TestASlowAnswerPastTheDeadline(t *testing.T) {
 				all = append(all, &slow{underway: &underway{trial: tr.prepare(t, s), tr: tr, s: s}, lossy: lossy, reply: reply})
 			}
 		}
-		// One soon after the other: after ten seconds a call would end by itself.
+		// Each by itself: what a caller has left goes on, and is tried again after ten seconds without an answer.
 		for _, u := range all {
 			hold := u.lossy.HoldRequest
 			if u.reply {
@@ -258,8 +258,6 @@ func TestASlowAnswerPastTheDeadline(t *testing.T) {
 			u.underway = start(t, u.s, u.tr, u.trial, f)
 			awaitHeld(t, u.held)
 			u.call.cancel()
-		}
-		for _, u := range all {
 			for _, err := range u.outcomes(t) {
 				require.ErrorIs(t, err, context.Canceled, u.msg)
 				require.ErrorIs(t, err, mongoq.ErrOutcomeUnknown, u.msg)
