@@ -44,6 +44,35 @@ func quietly(runs int) *Env {
 	return &Env{Runs: runs, Scale: 1, Systems: system.All, Progress: func(string, ...any) {}}
 }
 
+// TestGoalsNameWhatIsMeasured, since a goal whose figure nobody gives is shown as not measured, like that of a peer
+// which is not installed.
+func TestGoalsNameWhatIsMeasured(t *testing.T) {
+	t.Parallel()
+	within := map[figure.Ref]string{ // figures that a trial of another name gives
+		{Work: "sustained", System: "mongoq", Setting: "first minute"}: "10m0s",
+		{Work: "sustained", System: "mongoq", Setting: "last minute"}:  "10m0s",
+		{Work: "idle", System: "mongoq", Setting: "server calls"}:      "empty queue",
+		{Work: "idle", System: "mongoq", Setting: "client CPU"}:        "empty queue",
+	}
+	env := quietly(1)
+	env.Sustain = 10 * time.Minute
+	measured := map[figure.Ref]bool{}
+	for _, w := range All {
+		for _, tr := range w.trials(env) {
+			measured[figure.Ref{Work: w.Name, System: tr.system.Name, Setting: tr.setting}] = true
+			measured[figure.Ref{Work: w.Name, System: tr.system.Name}] = true
+		}
+	}
+	for _, g := range figure.Goals {
+		for _, ref := range []figure.Ref{g.Ours, g.Base} {
+			if trial, ok := within[ref]; ok {
+				ref.Setting = trial
+			}
+			require.True(t, ref == (figure.Ref{}) || measured[ref], "%s: nothing measures %+v", g.What, ref)
+		}
+	}
+}
+
 func TestRunsInterleave(t *testing.T) {
 	t.Parallel()
 	var order []string
