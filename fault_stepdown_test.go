@@ -123,7 +123,11 @@ func TestAStepDownInBetween(t *testing.T) {
 					u.requireTruthAfterElection(t)
 				}
 			}
-			t.Logf("told: %v; not stored in the end: %d", told, undone)
+			require.NotZero(t, told["success"], told)
+			if killed { // what was not sent again is undone, since nobody else had it
+				require.NotZero(t, undone)
+				require.NotZero(t, told["unknown"], told)
+			}
 		})
 	}
 }
