@@ -236,11 +236,10 @@ func TestTheDocumentedRoleIsEnough(t *testing.T) {
 	})
 	require.NoError(t, err)
 	hand := newQueue(t, store, "hand")
-	require.Eventually(t, func() bool { // a busy machine may need more than one attempt for so much
+	require.Eventually(t, func() bool { // a busy machine may need more than one attempt for so much, and passes it over meanwhile
 		_, err := hand.TryReserve(t.Context())
-		return errors.Is(err, mongoq.ErrEmpty)
-	}, 2*late, time.Millisecond)
-	require.Equal(t, 1, storedIn(t, f.admin.Database("enough"), "hand.dead"))
+		return errors.Is(err, mongoq.ErrEmpty) && storedIn(t, f.admin.Database("enough"), "hand.dead") == 1
+	}, 2*late, 5*time.Millisecond)
 
 	// A transaction of the caller's, and those of forks and joins.
 	session, err := db.Client().StartSession()
