@@ -182,6 +182,19 @@ func TestRingsAreDebouncedAndTheLastIsHeard(t *testing.T) {
 	})
 }
 
+// A process that takes the server's clock to be behind wakes up for what is due all the same.
+func TestAProcessWhoseIdeaOfTheClockIsBehindIsWoken(t *testing.T) {
+	t.Parallel()
+	db := mongotest.Database(t, mongotest.ReplicaSet)
+	store := openStore(t, db)
+	mongoq.Ahead(store, -5*time.Minute)
+	q := newQueue(t, store, "q", mongoq.QueueConfig{PollInterval: time.Minute})
+	w := beginReserve(t, q)
+	require.Eventually(t, func() bool { return mongoq.Hears(store) && mongoq.Rests(store, "q") }, soon, 2*time.Millisecond)
+	push(t, newQueue(t, openStore(t, anotherClient(t, db)), "q"), "x")
+	w.result(t)
+}
+
 // A ring that comes while a waiter looks when something will be due must wake it, though the look has seen nothing.
 func TestARingBesideALookIsNotLost(t *testing.T) {
 	t.Parallel()

@@ -543,40 +543,41 @@ type skip struct {
 	until time.Time
 }
 
-// nextDue asks in how long the first envelope of the queue can be taken; ok is false when there is none. One whose
+// nextDue asks when the first envelope of the queue can be taken, by this process's clock, and whether it is due; zero: there is none. One whose
 // `when` is no date, and sorts after all dates, no claim would ever meet: it is set aside when it is all there is.
-func (c *claimer) nextDue(ctx context.Context, q *Queue) (in time.Duration, ok bool, err error) {
+func (c *claimer) nextDue(ctx context.Context, q *Queue) (at time.Time, due bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	lo, _, err := c.s.clock.bounds(ctx)
 	if err != nil {
-		return 0, false, err
+		return time.Time{}, false, err
 	}
 	from, err := c.floor(ctx, lo)
 	if err != nil {
-		return 0, false, err
+		return time.Time{}, false, err
 	}
 	var odd bson.Raw
 	for raw, err := range c.firsts(ctx, from) {
 		if err != nil {
-			return 0, false, err
+			return time.Time{}, false, err
 		}
 		if ms, isDate := raw.Lookup("in").AsInt64OK(); !isDate {
 			odd = raw
-		} else if d := time.Duration(ms) * time.Millisecond; !ok || d < in {
-			in, ok = d, true
+		} else {
+			at = sooner(at, time.Now().Add(time.Duration(ms)*time.Millisecond)) // the next may take long
+			due = due || ms <= 0
 		}
 	}
-	if odd != nil && !ok {
+	if odd != nil && at.IsZero() {
 		id := odd.Lookup("_id")
 		g := grant{lease: q.cfg.Lease, policy: q.cfg.OnExpire}
 		odd, err := c.s.claimOne(ctx, claimTimeout, bson.D{field("_id", id), field("q", c.name), field("processed", nil), field("lease", nil)}, "", g, bson.NewObjectID())
 		if err == nil && odd != nil {
 			c.hand(ctx, []*waiter{{q: q, gone: true}}, []taken{{raw: odd}})
 		}
-		return 0, false, err
+		return time.Time{}, false, err
 	}
-	return in, ok, nil
+	return at, due, nil
 }
 
 // firsts are the envelopes with the earliest `when` of each priority, from a bound on: how long until it, and what it

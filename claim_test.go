@@ -489,7 +489,13 @@ func TestAClaimOfSeveralHandsOutWhatItClaimed(t *testing.T) {
 // wellUsed makes a queue one that has been much used, as seen by those who claim from it here.
 func wellUsed(t testing.TB, q *mongoq.Queue) {
 	t.Helper()
-	require.NoError(t, q.CommitMany(t.Context(), reserveAll(t, q, 600)))
+	used(t, q, 600)
+}
+
+// used has so many be claimed: from 50 on it looks from a bound, from 500 on it has dividers, too.
+func used(t testing.TB, q *mongoq.Queue, n int) {
+	t.Helper()
+	require.NoError(t, q.CommitMany(t.Context(), reserveAll(t, q, n)))
 	_, err := q.TryReserve(t.Context())
 	require.ErrorIs(t, err, mongoq.ErrEmpty)
 }
@@ -506,11 +512,11 @@ func TestABusyQueueHidesNothingThatIsDue(t *testing.T) {
 	t.Parallel()
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
 		const while = 300 * time.Millisecond // by which it is late
-		lossy := newLossy()
 		store := openStore(t, db)
-		far := openStore(t, anotherClient(t, db, options.Client().SetDialer(lossy)))
 		tests := map[string]func(t *testing.T, q *mongoq.Queue) (happen func()){
 			"slow push": func(t *testing.T, q *mongoq.Queue) func() {
+				lossy := newLossy()
+				far := openStore(t, anotherClient(t, db, options.Client().SetDialer(lossy)))
 				held := lossy.HoldRequest("insert")
 				p := begin(t, func(ctx context.Context) (bson.ObjectID, error) { return newQueue(t, far, q.Name()).Push(ctx, "x") })
 				<-held.Reached()
@@ -534,20 +540,23 @@ func TestABusyQueueHidesNothingThatIsDue(t *testing.T) {
 			}
 		}
 		for name, prepare := range tests {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				q := newQueue(t, store, name, mongoq.QueueConfig{Lease: time.Minute, PollInterval: time.Minute})
-				happen := prepare(t, q)
-				require.NoError(t, lasting(t.Context(), while))
-				wellUsed(t, q)
-				awaitBound(t, store, name)
-				waits := beginReserve(t, q)
-				awaitSleep(t, store, name, 1)
-				began := time.Now()
-				happen()
-				require.Equal(t, "x", payloadOf[string](t, &waits.result(t).Envelope))
-				require.Less(t, time.Since(began), pulse)
-			})
+			for _, n := range []int{60, 600} {
+				name := fmt.Sprint(name, " after ", n)
+				t.Run(name, func(t *testing.T) {
+					t.Parallel()
+					q := newQueue(t, store, name, mongoq.QueueConfig{Lease: time.Minute, PollInterval: time.Minute})
+					happen := prepare(t, q)
+					require.NoError(t, lasting(t.Context(), while))
+					used(t, q, n)
+					awaitBound(t, store, name)
+					waits := beginReserve(t, q)
+					awaitSleep(t, store, name, 1)
+					began := time.Now()
+					happen()
+					require.Equal(t, "x", payloadOf[string](t, &waits.result(t).Envelope))
+					require.Less(t, time.Since(began), pulse)
+				})
+			}
 		}
 	})
 }
@@ -573,6 +582,55 @@ func TestABusyQueueKeepsItsOrder(t *testing.T) {
 			got = append(got, payloadOf[string](t, &tryReserve(t, q).Envelope))
 		}
 		require.Equal(t, []string{"urgent", "old 0", "old 1", "old 2", "new"}, got)
+	})
+}
+
+// What is pushed together, in a transaction that lasts, may be seen first by another process, which takes the first.
+func TestABusyQueueHidesNothingThatIsBehindWhatAnotherTook(t *testing.T) {
+	t.Parallel()
+	s, lossy := lossyStage(t, mongotest.Database(t, mongotest.ReplicaSet), false)
+	q := newQueue(t, s.store, "q", mongoq.QueueConfig{Lease: time.Minute, PollInterval: time.Minute})
+	session, ctx := begun(t, s.db)
+	_, err := q.PushMany(ctx, []any{"first", mongoq.With("urgent", mongoq.Priority(1)), "last"})
+	require.NoError(t, err)
+	require.NoError(t, lasting(t.Context(), 300*time.Millisecond))
+	wellUsed(t, q)
+	awaitBound(t, s.store, "q")
+	waits := beginReserve(t, q)
+	awaitSleep(t, s.store, "q", 1)
+	far := newQueue(t, openStore(t, anotherClient(t, s.db)), "q")
+
+	look := lossy.HoldReply("find") // for what was pushed
+	awaitHeld(t, look)
+	require.NoError(t, session.CommitTransaction(t.Context()))
+	rs, err := far.ReserveMany(t.Context(), 2)
+	require.NoError(t, err)
+	require.Equal(t, []string{"urgent", "first"}, payloads[string](t, rs))
+	require.NoError(t, far.CommitMany(t.Context(), rs))
+	look.Release()
+	require.Equal(t, "last", payloadOf[string](t, &waits.result(t).Envelope))
+}
+
+// A priority that is no plain number, written by hand, hides nothing that stands behind it.
+func TestABusyQueueLooksBehindAnOddPriority(t *testing.T) {
+	t.Parallel()
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		store := openStore(t, db)
+		q := newQueue(t, store, "q", mongoq.QueueConfig{Lease: time.Minute})
+		wellUsed(t, q)
+		awaitBound(t, store, "q")
+		require.NoError(t, q.CommitMany(t.Context(), reserveAll(t, q, 30))) // enough to read the bounds anew
+		one, err := bson.ParseDecimal128("1")
+		require.NoError(t, err)
+		insertRaw(t, db, []any{bson.D{
+			{Key: "q", Value: "q"}, {Key: "when", Value: time.Now().Add(-time.Hour)}, {Key: "prio", Value: one}, {Key: "payload", Value: "odd"},
+		}})
+		setDue(t, db, push(t, q, "old", mongoq.Priority(1)), -time.Minute)
+		push(t, q, "new", mongoq.Priority(1))
+		mongoq.Missed(store, "q") // nobody has rung for what was changed by hand
+		for _, want := range []string{"old", "new"} {
+			require.Equal(t, want, payloadOf[string](t, &tryReserve(t, q).Envelope))
+		}
 	})
 }
 

@@ -143,8 +143,9 @@ func (c *claimer) ring() {
 	}
 }
 
-// due rings if something falls due before the claimer would wake by itself. Less than zero: it is due for that long or,
-// if it was to fall due later, will be any moment.
+// due rings if something falls due before the claimer would wake by itself, and for what has not to wait whatever the time: it
+// is by this process's idea of the server's clock. Less than zero: it is due for that long or, if it was to fall due later,
+// will be any moment.
 func (c *claimer) due(in time.Duration, later bool) {
 	at := time.Now().Add(in)
 	if in < -lowSlack/2 {
@@ -155,7 +156,7 @@ func (c *claimer) due(in time.Duration, later bool) {
 	if later {
 		c.next = sooner(c.next, at)
 	}
-	if c.running && (c.asleep.IsZero() || at.Before(c.asleep)) {
+	if c.running && (!later || c.asleep.IsZero() || at.Before(c.asleep)) {
 		c.ring()
 	}
 }
@@ -332,14 +333,13 @@ func (c *claimer) foresee(ctx context.Context, q *Queue) (next, looked time.Time
 	known := c.next
 	c.next, c.looked = time.Time{}, looked
 	c.mu.Unlock()
-	in, ok, err := c.nextDue(ctx, q)
-	at := time.Now().Add(in)
-	if ok && in <= 0 {
-		c.late.note(at) // it is due, and the claim has not seen it
+	at, due, err := c.nextDue(ctx, q)
+	if due {
+		c.late.note(at) // and the claim has not seen it
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if ok {
+	if !at.IsZero() {
 		c.next = sooner(c.next, at)
 	}
 	if err != nil {
@@ -479,7 +479,7 @@ func (s *Store) giveBack(ctx context.Context, r *Reservation) error {
 		late = min(r.Due.Sub(s.clock.guess()), 0)
 	}
 	update := releaseUpdate(r.lease, start{place: true}, r.q.cfg.OnExpire)
-	err := r.settle(ctx, verbRelease, update, r.Q, late)
+	err := r.settle(ctx, &settlement{r: r, verb: verbRelease, update: update, to: r.Q, in: late, since: time.Now()})
 	if err != nil && !errors.Is(err, ErrLeaseLost) {
 		s.log.Warn("mongoq: what was claimed for a caller that left could not be released; it is delivered again when its lease ends", "queue", r.Q, "id", r.ID.Hex(), "error", err)
 	}

@@ -25,17 +25,14 @@ type moving struct {
 func (c *moving) leads() []string { return c.ways }
 
 func (c *moving) settle(ctx context.Context, r *Reservation) (EventKind, error) {
-	v := &settlement{r: r, verb: verbMove, to: c.to, in: c.set.start.wait(r.s.clock)}
+	v := &settlement{r: r, verb: verbMove, to: c.to}
+	v.in, v.since = c.set.start.wait(r.s.clock)
 	if c.same != nil && r.Dead == nil {
 		v.update, v.shared = c.same.of(r), true
 	} else {
 		v.update = r.moving(c.to, c.set)
 	}
-	if err := r.mu.lock(ctx); err != nil {
-		return EventMoved, err
-	}
-	defer r.mu.unlock()
-	return EventMoved, r.settleLocked(ctx, v)
+	return EventMoved, r.settle(ctx, v)
 }
 
 // sameMove keeps the update of a move that changes nothing but the queue: it is the same for all that were claimed

@@ -131,6 +131,12 @@ func LooksFrom(s *Store, queue string) time.Time {
 	return c.low.from()
 }
 
+// Forecast is when something in a queue falls due as far as this process knows; zero: never.
+func Forecast(s *Store, queue string) time.Time {
+	next, _ := s.claimerOf(queue).forecast()
+	return next
+}
+
 // GiveBack gives an envelope back as for a caller that left.
 func GiveBack(ctx context.Context, s *Store, r *Reservation) { _ = s.giveBack(ctx, r) }
 

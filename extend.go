@@ -39,6 +39,7 @@ func (r *Reservation) Extend(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	x := &extension{r: r, d: d, caller: ctx}
+	sent := time.Now()
 	if r.joined { // it may wait for a transaction: it holds up nobody else
 		err = x.alone(ctx)
 	} else {
@@ -47,7 +48,7 @@ func (r *Reservation) Extend(ctx context.Context, d time.Duration) error {
 	switch {
 	case err == nil:
 		if lo.Add(d).Before(before) {
-			r.s.ring(r.Q, d, 0) // those who wait sleep until it was to end before
+			r.s.ring(r.Q, d, time.Since(sent)) // those who wait sleep until it was to end before
 		}
 		r.extended(before, lo.Add(d))
 	case errors.Is(err, ErrLeaseLost):

@@ -135,6 +135,18 @@ func TestWhatIsGivenBackLateRingsForItsPlace(t *testing.T) {
 	t.Parallel()
 	s, lossy := lossyStage(t, mongotest.Database(t, mongotest.ReplicaSet), false)
 	q := s.queue(t)
+	r := behindSlowRounds(t, s, lossy, q, func(ctx context.Context, r *mongoq.Reservation) error {
+		mongoq.GiveBack(ctx, s.store, r)
+		return nil
+	})
+	late := mongoq.TakeLate(s.store, q.Name())
+	require.False(t, late.IsZero(), "it says nothing")
+	require.WithinDuration(t, r.Due, late, 100*time.Millisecond)
+}
+
+// behindSlowRounds does something with a reservation, which stands in line for 300 ms since both flights are held.
+func behindSlowRounds(t *testing.T, s *stage, lossy *mongotest.Lossy, q *mongoq.Queue, do func(context.Context, *mongoq.Reservation) error) *mongoq.Reservation {
+	t.Helper()
 	rs := reserveAll(t, q, 3)
 	var held []*mongotest.Held
 	for _, r := range rs[1:] { // both flights
@@ -145,10 +157,7 @@ func TestWhatIsGivenBackLateRingsForItsPlace(t *testing.T) {
 		})
 		awaitHeld(t, h)
 	}
-	call := begin(t, func(ctx context.Context) (struct{}, error) {
-		mongoq.GiveBack(ctx, s.store, rs[0])
-		return struct{}{}, nil
-	})
+	call := begin(t, func(ctx context.Context) (struct{}, error) { return struct{}{}, do(ctx, rs[0]) })
 	awaitLine(t, s.store, 1)
 	require.NoError(t, lasting(t.Context(), 300*time.Millisecond))
 	mongoq.TakeLate(s.store, q.Name()) // of the signals, which are listened to now
@@ -157,9 +166,78 @@ func TestWhatIsGivenBackLateRingsForItsPlace(t *testing.T) {
 	}
 	_, err := call.ended(t)
 	require.NoError(t, err)
+	return rs[0]
+}
+
+// What is to start at a time is due then, however long it has stood in line.
+func TestWhatStartsAtATimeRingsForIt(t *testing.T) {
+	t.Parallel()
+	for name, settle := range map[string]func(context.Context, *mongoq.Reservation, time.Time) error{
+		"release": func(ctx context.Context, r *mongoq.Reservation, at time.Time) error {
+			return r.Release(ctx, mongoq.At(at))
+		},
+		"move": func(ctx context.Context, r *mongoq.Reservation, at time.Time) error {
+			return r.MoveToQ(ctx, r.Q, mongoq.At(at))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, in := range []time.Duration{100 * time.Millisecond, 30 * time.Minute} { // before it is sent, and after
+				s, lossy := lossyStage(t, mongotest.Database(t, mongotest.ReplicaSet), false)
+				q := s.queue(t)
+				var at time.Time
+				behindSlowRounds(t, s, lossy, q, func(ctx context.Context, r *mongoq.Reservation) error {
+					at = time.Now().Add(in)
+					return settle(ctx, r, at)
+				})
+				late := mongoq.TakeLate(s.store, q.Name())
+				require.WithinDuration(t, at, mongoq.Forecast(s.store, q.Name()), 100*time.Millisecond)
+				if in < time.Minute {
+					require.False(t, late.IsZero(), "it says nothing")
+					require.WithinDuration(t, at, late, 100*time.Millisecond)
+				}
+			}
+		})
+	}
+}
+
+// A lease that is made to end before long has ended by the time of the answer, where that comes late.
+func TestAShortenedLeaseRingsForItsEnd(t *testing.T) {
+	t.Parallel()
+	s, lossy := lossyStage(t, mongotest.Database(t, mongotest.ReplicaSet), false)
+	q := s.queue(t)
+	push(t, q, "x")
+	r := tryReserve(t, q)
+	held := lossy.HoldReply("update")
+	extended := time.Now()
+	call := begin(t, func(ctx context.Context) (struct{}, error) { return struct{}{}, r.Extend(ctx, time.Millisecond) })
+	awaitHeld(t, held)
+	_, err := call.ended(t) // it was sent again, after 50 ms
+	held.Release()
+	require.NoError(t, err)
 	late := mongoq.TakeLate(s.store, q.Name())
 	require.False(t, late.IsZero(), "it says nothing")
-	require.WithinDuration(t, rs[0].Due, late, 100*time.Millisecond)
+	require.WithinDuration(t, extended, late, 100*time.Millisecond)
+}
+
+// A look reads one priority after the other: what the first is due in counts from its own reading.
+func TestASlowLookForeseesThePromptTime(t *testing.T) {
+	t.Parallel()
+	s, lossy := lossyStage(t, mongotest.Database(t, mongotest.ReplicaSet), false)
+	q := newQueue(t, s.store, "q", mongoq.QueueConfig{Lease: time.Second, PollInterval: 100 * time.Millisecond}) // a look each 500 ms
+	push(t, q, "x", mongoq.Priority(1), mongoq.Delay(time.Hour))
+	due := time.Now().Add(time.Hour)
+	beginReserve(t, q)
+	require.Eventually(t, func() bool { return mongoq.Hears(s.store) && mongoq.Rests(s.store, "q") }, soon, 2*time.Millisecond)
+	first := lossy.HoldReply("find")
+	awaitHeld(t, first)
+	others := lossy.HoldReply("find")
+	first.Release()
+	awaitHeld(t, others)
+	require.NoError(t, lasting(t.Context(), 300*time.Millisecond))
+	others.Release()
+	require.Eventually(t, func() bool { return !mongoq.Forecast(s.store, "q").IsZero() }, soon, time.Millisecond)
+	require.WithinDuration(t, due, mongoq.Forecast(s.store, "q"), 150*time.Millisecond)
 }
 
 // A count that somebody wrote by hand, though there is none yet, holds up nobody.

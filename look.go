@@ -45,9 +45,13 @@ func (l looking) settle(ctx context.Context, r *Reservation) (EventKind, error) 
 		marks = append(marks, m.doc())
 	}
 	d := r.Joined.nextLook()
-	// It is due sooner if it was closed meanwhile, or has all its parts: whoever waits looks.
-	if err := r.settle(ctx, verbRelease, holdUpdate(r.lease, d, marks, r.q.cfg.OnExpire), r.Q, min(d, lookSoon)); err != nil {
+	// It is due sooner if it has all its parts: whoever waits looks.
+	hold := &settlement{r: r, verb: verbRelease, update: holdUpdate(r.lease, d, marks, r.q.cfg.OnExpire), to: r.Q, in: min(d, lookSoon)}
+	if err := r.settle(ctx, hold); err != nil {
 		return EventHeld, err
+	}
+	if took := time.Since(hold.sent); took > lowSlack/2 { // and at once if it was closed meanwhile: who looks may begin above that
+		r.s.ring(r.Q, 0, took)
 	}
 	if len(marks) > 0 { // it may wait for no more
 		// What this fails to close, the next look does.

@@ -143,9 +143,11 @@ func (c *claimer) readLow(ctx context.Context, now time.Time) (time.Time, error)
 			return time.Time{}, err
 		}
 		if when, ok := raw.Lookup("when").TimeOK(); ok {
-			if p := priorityOf(raw); p >= 1 && p <= levels {
-				bounds[p-1] = minTime(bounds[p-1], when)
+			p := priorityOf(raw)
+			if p < 1 || p > levels { // written by hand, and in front of others that it hides
+				return time.Time{}, nil
 			}
+			bounds[p-1] = minTime(bounds[p-1], when)
 		}
 	}
 	c.low.bounds, c.low.known, c.low.cost = bounds, true, time.Since(began)

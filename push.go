@@ -130,9 +130,7 @@ func (q *Queue) PushMany(ctx context.Context, payloads []any, opts ...PushOption
 				put = append(put, p)
 			}
 		}
-		for _, p := range soonest(put) { // all can be seen at once
-			q.s.bell.watch(clock.awaits(p.id, q.name, p.wait))
-		}
+		q.await(put, clock)
 	} else {
 		q.s.insertMany(ctx, parcels, errs, func(batch []int) { q.tell(parcels, batch, errs, clock) })
 	}
@@ -159,12 +157,26 @@ func (q *Queue) tell(parcels []*parcel, batch []int, errs []error, clock stamp) 
 	for _, p := range soonest(append(there, unknown...)) {
 		q.s.ring(q.name, p.wait, clock.age())
 	}
-	for _, p := range soonest(unknown) {
-		q.s.bell.watch(clock.awaits(p.id, q.name, p.wait))
-	}
-	if len(unknown) > 0 { // they come in order
-		last := unknown[len(unknown)-1]
-		q.s.bell.watch(clock.awaits(last.id, q.name, last.wait))
+	q.await(unknown, clock)
+}
+
+// await has it ring when parcels that come together, or in order, are there, those that are due now and those that are due
+// later. Another process may have been quicker, and be done with the first of them: so the last are looked for, too, the one
+// that comes last and the one that is claimed last.
+func (q *Queue) await(parcels []*parcel, clock stamp) {
+	for _, first := range soonest(parcels) {
+		comes, claimed := first, first
+		for _, p := range parcels {
+			if (p.wait > 0) != (first.wait > 0) {
+				continue
+			}
+			if comes = p; p.prio >= claimed.prio {
+				claimed = p
+			}
+		}
+		for _, p := range slices.Compact([]*parcel{first, claimed, comes}) {
+			q.s.bell.watch(clock.awaits(p.id, q.name, first.wait))
+		}
 	}
 }
 
@@ -189,6 +201,7 @@ type parcel struct {
 	doc    bson.Raw
 	digest []byte
 	named  bool // the user gave the id
+	prio   int
 	wait   time.Duration
 }
 
@@ -245,6 +258,7 @@ func (q *Queue) parcel(payload any, opts []PushOption, clock stamp) (*parcel, er
 	if set.prio == 0 {
 		set.prio = defaultPriority
 	}
+	p.prio = set.prio
 	begin := start{delay: q.cfg.Delay}
 	if set.start != nil {
 		begin = *set.start

@@ -185,7 +185,7 @@ func (r *Reservation) Rollback(ctx context.Context, cause error, opts ...Rollbac
 
 func (r *Reservation) rollback(ctx context.Context, wait time.Duration, msg string, set rollbackSettings) error {
 	update := rollbackUpdate(r.lease, wait, msg, set, r.Headers, r.q.cfg.OnExpire)
-	return r.settle(ctx, verbRollback, update, r.Q, wait)
+	return r.settle(ctx, &settlement{r: r, verb: verbRollback, update: update, to: r.Q, in: wait})
 }
 
 // Release gives the envelope back without counting a failure: it was not begun, or should run later (Delay, At).
@@ -196,8 +196,9 @@ func (r *Reservation) Release(ctx context.Context, opts ...ReleaseOption) error 
 			return err
 		}
 	}
-	update := releaseUpdate(r.lease, set.start, r.q.cfg.OnExpire)
-	return r.settle(ctx, verbRelease, update, r.Q, set.start.wait(r.s.clock))
+	v := &settlement{r: r, verb: verbRelease, update: releaseUpdate(r.lease, set.start, r.q.cfg.OnExpire), to: r.Q}
+	v.in, v.since = set.start.wait(r.s.clock)
+	return r.settle(ctx, v)
 }
 
 // MoveToQ moves the envelope to another queue in one atomic step, where it starts with no retries. Its deadline goes
@@ -214,7 +215,9 @@ func (r *Reservation) MoveToQ(ctx context.Context, to string, opts ...MoveOption
 	if err := r.fits(set.patch, r.moved()); err != nil {
 		return err
 	}
-	return r.settle(ctx, verbMove, r.moving(to, set), to, set.start.wait(r.s.clock))
+	v := &settlement{r: r, verb: verbMove, update: r.moving(to, set), to: to}
+	v.in, v.since = set.start.wait(r.s.clock)
+	return r.settle(ctx, v)
 }
 
 // moving is the move as it goes to the server.
@@ -243,7 +246,7 @@ func (r *Reservation) bury(ctx context.Context, kind DeadKind, msg string, p pat
 	to := r.q.cfg.DeadLetter
 	failed := kind != DeadLost && kind != DeadExpired
 	update := deadLetterUpdate(lastOf(r.lease, verbDeadLetter), literal(r.Q), to, kind, msg, failed, p, r.Headers, r.q.cfg.DeadRetention)
-	err := r.settle(ctx, verbDeadLetter, update, to, 0)
+	err := r.settle(ctx, &settlement{r: r, verb: verbDeadLetter, update: update, to: to})
 	if err == nil && !inSession(ctx) {
 		r.s.tellJoin(r.Part)
 	}
@@ -251,13 +254,12 @@ func (r *Reservation) bury(ctx context.Context, kind DeadKind, msg string, p pat
 }
 
 // settle runs a verb of the holder, once: in a session it joins the transaction, and settles nothing.
-// The envelope is then in the queue to, due in the time given.
-func (r *Reservation) settle(ctx context.Context, verb string, update bson.A, to string, in time.Duration) error {
+func (r *Reservation) settle(ctx context.Context, v *settlement) error {
 	if err := r.mu.lock(ctx); err != nil {
 		return err
 	}
 	defer r.mu.unlock()
-	return r.settleLocked(ctx, &settlement{r: r, verb: verb, update: update, to: to, in: in})
+	return r.settleLocked(ctx, v)
 }
 
 // settleLocked is settle for one who holds r.mu.
@@ -265,7 +267,10 @@ func (r *Reservation) settleLocked(ctx context.Context, v *settlement) error {
 	if r.settled {
 		return ErrLeaseLost
 	}
-	began := time.Now()
+	began := v.since
+	if began.IsZero() {
+		began = time.Now()
+	}
 	seen := awaited{id: r.ID, lease: r.lease, verb: v.verb, queue: v.to, wait: v.in, began: began}
 	if inSession(ctx) {
 		r.joined = true
@@ -291,10 +296,10 @@ func (r *Reservation) settleLocked(ctx context.Context, v *settlement) error {
 	}
 	switch {
 	case v.to == "":
-	case err == nil && v.in >= 0:
+	case err == nil && v.since.IsZero():
 		r.s.ring(v.to, v.in, time.Since(v.sent)) // its `when` counts from some time since
-	case err == nil: // and that of what goes back to its place from when that was asked for
-		r.s.ring(v.to, v.in, time.Since(began))
+	case err == nil:
+		r.s.ring(v.to, v.in, time.Since(v.since))
 	case errors.Is(err, ErrOutcomeUnknown): // it may be there, or be under way still, and v.sent be written
 		r.s.ring(v.to, v.in, time.Since(began))
 		r.s.bell.watch(seen)
@@ -409,12 +414,13 @@ func headersSize(m map[string]string) int {
 	return n
 }
 
-// wait is how long from now something starts: not longer than that, by the server's clock.
-func (s start) wait(c *serverClock) time.Duration {
+// wait is in how long something starts: not longer than that, by the server's clock. It counts from since; zero: from when
+// the server is asked for it.
+func (s start) wait(c *serverClock) (in time.Duration, since time.Time) {
 	if !s.at.IsZero() {
-		return max(s.at.Sub(c.least()), 0)
+		return max(s.at.Sub(c.least()), 0), time.Now()
 	}
-	return s.delay
+	return s.delay, time.Time{}
 }
 
 func (r *Reservation) leaseEnd() time.Time {

@@ -28,6 +28,7 @@ type settlement struct {
 	update bson.A        // nil: the envelope is deleted
 	to     string        // the queue that it is in then; empty: none, it is done
 	in     time.Duration // in how long it is due there
+	since  time.Time     // in counts from then; zero: from when it is sent
 	shared bool          // the update is the same for all of this verb, target and retention under one token
 	keep   retention
 	result *bson.RawValue // of a commit
