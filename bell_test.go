@@ -190,7 +190,7 @@ func TestAProcessWhoseIdeaOfTheClockIsBehindIsWoken(t *testing.T) {
 	mongoq.Ahead(store, -5*time.Minute)
 	q := newQueue(t, store, "q", mongoq.QueueConfig{PollInterval: time.Minute})
 	w := beginReserve(t, q)
-	require.Eventually(t, func() bool { return mongoq.Hears(store) && mongoq.Rests(store, "q") }, soon, 2*time.Millisecond)
+	awaitRest(t, store, "q")
 	push(t, newQueue(t, openStore(t, anotherClient(t, db)), "q"), "x")
 	w.result(t)
 }
@@ -204,7 +204,7 @@ func TestARingBesideALookIsNotLost(t *testing.T) {
 	store := openStore(t, anotherClient(t, db, options.Client().SetDialer(lossy)))
 	q := newQueue(t, store, "q", mongoq.QueueConfig{PollInterval: poll})
 	w := beginReserve(t, q)
-	require.Eventually(t, func() bool { return mongoq.Hears(store) && mongoq.Rests(store, "q") }, soon, 2*time.Millisecond)
+	awaitRest(t, store, "q")
 	look := lossy.HoldReply("find") // the next look
 	defer look.Release()
 	await(t, look.Reached(), "it did not look")

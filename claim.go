@@ -543,8 +543,9 @@ type skip struct {
 	until time.Time
 }
 
-// nextDue asks when the first envelope of the queue can be taken, by this process's clock, and whether it is due; zero: there is none. One whose
-// `when` is no date, and sorts after all dates, no claim would ever meet: it is set aside when it is all there is.
+// nextDue asks when the first envelope of the queue can be taken, by this process's clock, zero if there is none, and
+// whether it is due. One whose `when` is no date, and sorts after all dates, no claim would ever meet: it is set aside when
+// it is all there is.
 func (c *claimer) nextDue(ctx context.Context, q *Queue) (at time.Time, due bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()

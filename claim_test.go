@@ -486,24 +486,22 @@ func TestAClaimOfSeveralHandsOutWhatItClaimed(t *testing.T) {
 	})
 }
 
-// wellUsed makes a queue one that has been much used, as seen by those who claim from it here.
-func wellUsed(t testing.TB, q *mongoq.Queue) {
-	t.Helper()
-	used(t, q, 600)
-}
+// usedMuch is more claims than it takes to put dividers into a queue, and usedSome more than it takes to look from a bound.
+const usedMuch, usedSome = 600, 60
 
-// used has so many be claimed: from 50 on it looks from a bound, from 500 on it has dividers, too.
-func used(t testing.TB, q *mongoq.Queue, n int) {
+// workThrough has so many be claimed and committed, as seen by those who claim from the queue here.
+func workThrough(t testing.TB, q *mongoq.Queue, n int) {
 	t.Helper()
 	require.NoError(t, q.CommitMany(t.Context(), reserveAll(t, q, n)))
 	_, err := q.TryReserve(t.Context())
 	require.ErrorIs(t, err, mongoq.ErrEmpty)
 }
 
-// awaitBound waits until the claimer of a queue serves nobody, and requires that it would look from a bound on.
-func awaitBound(t testing.TB, store *mongoq.Store, queue string) {
+// bounded has so many be claimed, and requires that the claimer of the queue, once it serves nobody, looks from a bound on.
+func bounded(t testing.TB, store *mongoq.Store, q *mongoq.Queue, n int) {
 	t.Helper()
-	require.Eventually(t, func() bool { return !mongoq.LooksFrom(store, queue).IsZero() }, soon, time.Millisecond, "it looks from the head")
+	workThrough(t, q, n)
+	require.Eventually(t, func() bool { return !mongoq.LooksFrom(store, q.Name()).IsZero() }, soon, time.Millisecond, "it looks from the head")
 }
 
 // What comes with a time that has passed lies below where a busy claimer looks, and is there for one who sleeps all the
@@ -540,15 +538,14 @@ func TestABusyQueueHidesNothingThatIsDue(t *testing.T) {
 			}
 		}
 		for name, prepare := range tests {
-			for _, n := range []int{60, 600} {
+			for _, n := range []int{usedSome, usedMuch} {
 				name := fmt.Sprint(name, " after ", n)
 				t.Run(name, func(t *testing.T) {
 					t.Parallel()
 					q := newQueue(t, store, name, mongoq.QueueConfig{Lease: time.Minute, PollInterval: time.Minute})
 					happen := prepare(t, q)
 					require.NoError(t, lasting(t.Context(), while))
-					used(t, q, n)
-					awaitBound(t, store, name)
+					bounded(t, store, q, n)
 					waits := beginReserve(t, q)
 					awaitSleep(t, store, name, 1)
 					began := time.Now()
@@ -566,8 +563,7 @@ func TestABusyQueueKeepsItsOrder(t *testing.T) {
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
 		store := openStore(t, db)
 		q := newQueue(t, store, "q", mongoq.QueueConfig{Lease: time.Minute})
-		wellUsed(t, q)
-		awaitBound(t, store, "q")
+		bounded(t, store, q, usedMuch)
 		for i, prio := range []int{2, 2, 2} {
 			setDue(t, db, push(t, q, fmt.Sprint("old ", i), mongoq.Priority(prio)), time.Duration(i-10)*time.Second)
 		}
@@ -594,8 +590,7 @@ func TestABusyQueueHidesNothingThatIsBehindWhatAnotherTook(t *testing.T) {
 	_, err := q.PushMany(ctx, []any{"first", mongoq.With("urgent", mongoq.Priority(1)), "last"})
 	require.NoError(t, err)
 	require.NoError(t, lasting(t.Context(), 300*time.Millisecond))
-	wellUsed(t, q)
-	awaitBound(t, s.store, "q")
+	bounded(t, s.store, q, usedMuch)
 	waits := beginReserve(t, q)
 	awaitSleep(t, s.store, "q", 1)
 	far := newQueue(t, openStore(t, anotherClient(t, s.db)), "q")
@@ -617,8 +612,7 @@ func TestABusyQueueLooksBehindAnOddPriority(t *testing.T) {
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
 		store := openStore(t, db)
 		q := newQueue(t, store, "q", mongoq.QueueConfig{Lease: time.Minute})
-		wellUsed(t, q)
-		awaitBound(t, store, "q")
+		bounded(t, store, q, usedMuch)
 		require.NoError(t, q.CommitMany(t.Context(), reserveAll(t, q, 30))) // enough to read the bounds anew
 		one, err := bson.ParseDecimal128("1")
 		require.NoError(t, err)
@@ -644,8 +638,7 @@ func TestAWaiterOfABusyQueueDoesNotSpin(t *testing.T) {
 		push(t, q, "x")
 		r := tryReserve(t, q)
 		require.NoError(t, lasting(t.Context(), 300*time.Millisecond))
-		wellUsed(t, q)
-		awaitBound(t, store, "q")
+		bounded(t, store, q, usedMuch)
 		mongoq.GiveBack(t.Context(), store, r)
 		s.forget()
 		require.Equal(t, r.ID, reserve(t, q).ID)

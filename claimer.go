@@ -148,7 +148,7 @@ func (c *claimer) ring() {
 // will be any moment.
 func (c *claimer) due(in time.Duration, later bool) {
 	at := time.Now().Add(in)
-	if in < -lowSlack/2 {
+	if in < -lowLate {
 		c.late.note(at)
 	}
 	c.mu.Lock()

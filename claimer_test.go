@@ -78,6 +78,12 @@ func awaitSleep(t testing.TB, store *mongoq.Store, queue string, waiters int) {
 	}, soon, 2*time.Millisecond)
 }
 
+// awaitRest waits until the claimer of a queue sleeps, after a look, and hears what others ring.
+func awaitRest(t testing.TB, store *mongoq.Store, queue string) {
+	t.Helper()
+	require.Eventually(t, func() bool { return mongoq.Hears(store) && mongoq.Rests(store, queue) }, soon, 2*time.Millisecond)
+}
+
 // requireNobody checks that nobody is left in line, and that nobody serves it any more.
 func requireNobody(t testing.TB, store *mongoq.Store, queue string) {
 	t.Helper()

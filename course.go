@@ -25,8 +25,7 @@ type moving struct {
 func (c *moving) leads() []string { return c.ways }
 
 func (c *moving) settle(ctx context.Context, r *Reservation) (EventKind, error) {
-	v := &settlement{r: r, verb: verbMove, to: c.to}
-	v.in, v.since = c.set.start.wait(r.s.clock)
+	v := (&settlement{r: r, verb: verbMove, to: c.to}).startsAs(c.set.start)
 	if c.same != nil && r.Dead == nil {
 		v.update, v.shared = c.same.of(r), true
 	} else {

@@ -30,7 +30,7 @@ func TestDividersAreNoEnvelopes(t *testing.T) {
 		store := openStore(t, db)
 		p := newPipeline(t, store, &mongoq.Stage{Name: "a", Handler: forward})
 		q := stageQueue(t, p, "a")
-		wellUsed(t, q)
+		workThrough(t, q, usedMuch)
 		awaitDivided(t, db, q.Name())
 
 		require.Equal(t, "0000", sizes(t, q))
@@ -58,7 +58,7 @@ func TestDividersAreNoEnvelopes(t *testing.T) {
 
 		// Another process that finds the queue busy has nothing to add.
 		other := newQueue(t, openStore(t, db), q.Name())
-		wellUsed(t, other)
+		workThrough(t, other, usedMuch)
 		awaitDivided(t, db, q.Name())
 		require.Equal(t, "0000", sizes(t, q))
 	})
@@ -69,7 +69,7 @@ func TestDividersHideNothing(t *testing.T) {
 	t.Parallel()
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
 		q := newQueue(t, openStore(t, db), "q")
-		wellUsed(t, q)
+		workThrough(t, q, usedMuch)
 		awaitDivided(t, db, "q")
 		for _, prio := range []int{4, 2, 3, 1} {
 			push(t, q, prio, mongoq.Priority(prio))
@@ -101,7 +101,7 @@ func TestWhatHasAPriorityOfItsOwnIsNotLeftWaiting(t *testing.T) {
 		for _, used := range []bool{false, true} {
 			q := newQueue(t, store, fmt.Sprint("used: ", used))
 			if used {
-				wellUsed(t, q)
+				workThrough(t, q, usedMuch)
 			}
 			waits := beginReserve(t, q)
 			awaitSleep(t, store, q.Name(), 1)

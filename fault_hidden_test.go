@@ -115,6 +115,14 @@ func TestACommitOfABatchIsNotLostByAPushUnderItsID(t *testing.T) {
 	})
 }
 
+// requireLate checks that something was said to have come late to a queue, and to be due since then.
+func requireLate(t testing.TB, store *mongoq.Store, queue string, since time.Time) {
+	t.Helper()
+	late := mongoq.TakeLate(store, queue)
+	require.False(t, late.IsZero(), "it says nothing")
+	require.WithinDuration(t, since, late, 100*time.Millisecond)
+}
+
 // What is given back is due since it was due, not since it was given back: who looks begins above what is long over.
 func TestWhatIsGivenBackRingsForItsPlace(t *testing.T) {
 	t.Parallel()
@@ -125,9 +133,7 @@ func TestWhatIsGivenBackRingsForItsPlace(t *testing.T) {
 	r := tryReserve(t, q)
 	require.Eventually(t, func() bool { return time.Since(r.Due) > 200*time.Millisecond }, soon, time.Millisecond)
 	mongoq.GiveBack(t.Context(), store, r)
-	late := mongoq.TakeLate(store, "q")
-	require.False(t, late.IsZero(), "it says nothing")
-	require.WithinDuration(t, r.Due, late, 100*time.Millisecond)
+	requireLate(t, store, "q", r.Due)
 }
 
 // So it is where the rounds are slow, and what is given back waits for its own.
@@ -139,9 +145,7 @@ func TestWhatIsGivenBackLateRingsForItsPlace(t *testing.T) {
 		mongoq.GiveBack(ctx, s.store, r)
 		return nil
 	})
-	late := mongoq.TakeLate(s.store, q.Name())
-	require.False(t, late.IsZero(), "it says nothing")
-	require.WithinDuration(t, r.Due, late, 100*time.Millisecond)
+	requireLate(t, s.store, q.Name(), r.Due)
 }
 
 // behindSlowRounds does something with a reservation, which stands in line for 300 ms since both flights are held.
@@ -190,11 +194,9 @@ func TestWhatStartsAtATimeRingsForIt(t *testing.T) {
 					at = time.Now().Add(in)
 					return settle(ctx, r, at)
 				})
-				late := mongoq.TakeLate(s.store, q.Name())
 				require.WithinDuration(t, at, mongoq.Forecast(s.store, q.Name()), 100*time.Millisecond)
 				if in < time.Minute {
-					require.False(t, late.IsZero(), "it says nothing")
-					require.WithinDuration(t, at, late, 100*time.Millisecond)
+					requireLate(t, s.store, q.Name(), at)
 				}
 			}
 		})
@@ -215,9 +217,7 @@ func TestAShortenedLeaseRingsForItsEnd(t *testing.T) {
 	_, err := call.ended(t) // it was sent again, after 50 ms
 	held.Release()
 	require.NoError(t, err)
-	late := mongoq.TakeLate(s.store, q.Name())
-	require.False(t, late.IsZero(), "it says nothing")
-	require.WithinDuration(t, extended, late, 100*time.Millisecond)
+	requireLate(t, s.store, q.Name(), extended)
 }
 
 // A look reads one priority after the other: what the first is due in counts from its own reading.
@@ -228,7 +228,7 @@ func TestASlowLookForeseesThePromptTime(t *testing.T) {
 	push(t, q, "x", mongoq.Priority(1), mongoq.Delay(time.Hour))
 	due := time.Now().Add(time.Hour)
 	beginReserve(t, q)
-	require.Eventually(t, func() bool { return mongoq.Hears(s.store) && mongoq.Rests(s.store, "q") }, soon, 2*time.Millisecond)
+	awaitRest(t, s.store, "q")
 	first := lossy.HoldReply("find")
 	awaitHeld(t, first)
 	others := lossy.HoldReply("find")

@@ -50,7 +50,7 @@ func (l looking) settle(ctx context.Context, r *Reservation) (EventKind, error) 
 	if err := r.settle(ctx, hold); err != nil {
 		return EventHeld, err
 	}
-	if took := time.Since(hold.sent); took > lowSlack/2 { // and at once if it was closed meanwhile: who looks may begin above that
+	if took := time.Since(hold.sent); took > lowLate { // and at once if it was closed meanwhile: who looks may begin above that
 		r.s.ring(r.Q, 0, took)
 	}
 	if len(marks) > 0 { // it may wait for no more

@@ -42,6 +42,8 @@ const (
 	lowMost = 10 * time.Second
 	// lowSlack is by how much they lie before now at the least: what comes may be that late without saying so.
 	lowSlack = 50 * time.Millisecond
+	// lowLate is how late something comes that says so.
+	lowLate = lowSlack / 2
 )
 
 // from is the bound for all priorities; zero: the head.

@@ -1,6 +1,7 @@
 package mongoq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -197,8 +198,7 @@ func (r *Reservation) Release(ctx context.Context, opts ...ReleaseOption) error 
 		}
 	}
 	v := &settlement{r: r, verb: verbRelease, update: releaseUpdate(r.lease, set.start, r.q.cfg.OnExpire), to: r.Q}
-	v.in, v.since = set.start.wait(r.s.clock)
-	return r.settle(ctx, v)
+	return r.settle(ctx, v.startsAs(set.start))
 }
 
 // MoveToQ moves the envelope to another queue in one atomic step, where it starts with no retries. Its deadline goes
@@ -216,8 +216,7 @@ func (r *Reservation) MoveToQ(ctx context.Context, to string, opts ...MoveOption
 		return err
 	}
 	v := &settlement{r: r, verb: verbMove, update: r.moving(to, set), to: to}
-	v.in, v.since = set.start.wait(r.s.clock)
-	return r.settle(ctx, v)
+	return r.settle(ctx, v.startsAs(set.start))
 }
 
 // moving is the move as it goes to the server.
@@ -267,10 +266,7 @@ func (r *Reservation) settleLocked(ctx context.Context, v *settlement) error {
 	if r.settled {
 		return ErrLeaseLost
 	}
-	began := v.since
-	if began.IsZero() {
-		began = time.Now()
-	}
+	began := cmp.Or(v.since, time.Now())
 	seen := awaited{id: r.ID, lease: r.lease, verb: v.verb, queue: v.to, wait: v.in, began: began}
 	if inSession(ctx) {
 		r.joined = true
@@ -296,10 +292,8 @@ func (r *Reservation) settleLocked(ctx context.Context, v *settlement) error {
 	}
 	switch {
 	case v.to == "":
-	case err == nil && v.since.IsZero():
-		r.s.ring(v.to, v.in, time.Since(v.sent)) // its `when` counts from some time since
-	case err == nil:
-		r.s.ring(v.to, v.in, time.Since(v.since))
+	case err == nil: // its `when` counts from some time since
+		r.s.ring(v.to, v.in, time.Since(cmp.Or(v.since, v.sent)))
 	case errors.Is(err, ErrOutcomeUnknown): // it may be there, or be under way still, and v.sent be written
 		r.s.ring(v.to, v.in, time.Since(began))
 		r.s.bell.watch(seen)
@@ -412,15 +406,6 @@ func headersSize(m map[string]string) int {
 		n += len(k) + len(v) + 7
 	}
 	return n
-}
-
-// wait is in how long something starts: not longer than that, by the server's clock. It counts from since; zero: from when
-// the server is asked for it.
-func (s start) wait(c *serverClock) (in time.Duration, since time.Time) {
-	if !s.at.IsZero() {
-		return max(s.at.Sub(c.least()), 0), time.Now()
-	}
-	return s.delay, time.Time{}
 }
 
 func (r *Reservation) leaseEnd() time.Time {

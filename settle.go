@@ -37,6 +37,15 @@ type settlement struct {
 	sent   time.Time      // first: what it makes due is due since then at the earliest
 }
 
+// startsAs has the envelope be due as s says: not later than that, by the server's clock.
+func (v *settlement) startsAs(s start) *settlement {
+	v.in = s.delay
+	if !s.at.IsZero() {
+		v.in, v.since = max(s.at.Sub(v.r.s.clock.least()), 0), time.Now()
+	}
+	return v
+}
+
 func (v *settlement) guard() bson.D { return holder(v.r.ID, v.r.lease) }
 
 // sends notes that the write is sent now.
