@@ -99,7 +99,7 @@ func (q *Queue) sweep(ctx context.Context, claimed []*Reservation) (alive []*Res
 
 // stillHeld are those of some reservations that hold their envelopes still.
 func (q *Queue) stillHeld(ctx context.Context, rs []*Reservation, ids []bson.ObjectID) ([]*Reservation, error) {
-	found, err := q.s.foundMany(ctx, ids, evidenceFields)
+	found, err := q.s.foundMany(ctx, ids, evidenceFields, false)
 	if err != nil {
 		return nil, err
 	}

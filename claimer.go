@@ -3,10 +3,13 @@ package mongoq
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
 // shortest is the least that an idle claimer sleeps, so that an envelope that seems due but cannot be had does not make
@@ -396,19 +399,11 @@ func (c *claimer) sleepsUntil(at time.Time) {
 // server is asked whether it has.
 func (c *claimer) hand(ctx context.Context, group []*waiter, got []taken) {
 	left, late := c.deal(ctx, group, got, nil)
-	c.giveBackAll(ctx, left)
+	c.s.giveBack(ctx, left, nil)
 	if len(late) > 0 {
 		left, _ = c.deal(ctx, group, nil, late[0].q.sweep(ctx, late))
-		c.giveBackAll(ctx, left)
+		c.s.giveBack(ctx, left, nil)
 	}
-}
-
-func (c *claimer) giveBackAll(ctx context.Context, rs []*Reservation) {
-	var all sync.WaitGroup
-	for _, r := range rs { // side by side: they go in rounds
-		all.Go(func() { _ = c.s.giveBack(ctx, r) })
-	}
-	all.Wait()
 }
 
 // deal gives what was claimed, and reservations made of such, to those of a group who have got nothing yet, in order; the
@@ -470,8 +465,50 @@ func (c *claimer) give(w *waiter, rs []*Reservation) bool {
 	return true
 }
 
-// giveBack releases what was claimed for somebody who left, to the place that it had.
-func (s *Store) giveBack(ctx context.Context, r *Reservation) error {
+// giveBack releases what was claimed for somebody who left, and tells what became of each, unless nobody wants to know.
+func (s *Store) giveBack(ctx context.Context, rs []*Reservation, tell func(i int, err error)) {
+	errs := make([]error, len(rs))
+	var all sync.WaitGroup
+	for i, r := range rs { // side by side: they go in rounds
+		all.Go(func() {
+			if errs[i] = s.putBack(ctx, r); tell != nil {
+				tell(i, errs[i])
+			}
+		})
+	}
+	all.Wait()
+	var open []bson.ObjectID
+	var last error
+	for i, r := range rs {
+		if err := errs[i]; err != nil && !errors.Is(err, ErrLeaseLost) {
+			open, last = append(open, r.ID), err
+		}
+	}
+	if len(open) == 0 {
+		return
+	}
+	found, err := s.foundMany(ctx, open, evidenceFields, false)
+	kept := slices.DeleteFunc(slices.Clone(rs), func(r *Reservation) bool {
+		e := found[r.ID]
+		return !slices.Contains(open, r.ID) || err == nil && (e == nil || e.lease != r.lease) // it is not held any more
+	})
+	warnOf(s.log, kept, "mongoq: what was claimed for a caller that left could not be released; it is delivered again when its lease ends", "error", last)
+}
+
+// warnOf tells what befell reservations: one line, however many.
+func warnOf(log *slog.Logger, rs []*Reservation, what string, more ...any) {
+	if len(rs) == 0 {
+		return
+	}
+	attrs := []any{"queue", rs[0].Q, "id", rs[0].ID.Hex()}
+	if n := len(rs) - 1; n > 0 {
+		attrs = append(attrs, "and_others", n)
+	}
+	log.Warn(what, append(attrs, more...)...)
+}
+
+// putBack releases an envelope to the place that it had.
+func (s *Store) putBack(ctx context.Context, r *Reservation) error {
 	ctx, cancel := detached(ctx, attempts*attemptTimeout)
 	defer cancel()
 	late := -longAgo
@@ -479,9 +516,5 @@ func (s *Store) giveBack(ctx context.Context, r *Reservation) error {
 		late = min(r.Due.Sub(s.clock.guess()), 0)
 	}
 	update := releaseUpdate(r.lease, start{place: true}, r.q.cfg.OnExpire)
-	err := r.settle(ctx, &settlement{r: r, verb: verbRelease, update: update, to: r.Q, in: late, since: time.Now()})
-	if err != nil && !errors.Is(err, ErrLeaseLost) {
-		s.log.Warn("mongoq: what was claimed for a caller that left could not be released; it is delivered again when its lease ends", "queue", r.Q, "id", r.ID.Hex(), "error", err)
-	}
-	return err
+	return r.settle(ctx, &settlement{r: r, verb: verbRelease, update: update, to: r.Q, in: late, since: time.Now()})
 }

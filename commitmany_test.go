@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"testing"
 	"time"
 
@@ -171,7 +172,7 @@ func TestCommitManyBatchesWhatItMay(t *testing.T) {
 			sent      map[string]int
 		}{
 			{"deleted", 0, time.Minute, map[string]int{"delete": 1}},
-			{"deleted, the lease is short", 0, 5 * time.Second, map[string]int{"delete": 6}},
+			{"deleted, the lease is short and extended", 0, 5 * time.Second, map[string]int{"update": 1, "delete": 1}},
 			{"kept", time.Hour, time.Minute, map[string]int{"update": 1}},
 			{"kept, the lease is short", time.Hour, 5 * time.Second, map[string]int{"update": 1}},
 		}
@@ -285,5 +286,46 @@ func TestCommitsUnderAShortLeaseGoTogether(t *testing.T) {
 			}
 		}
 		require.Equal(t, 1, commands)
+	})
+}
+
+// Commits whose leases are about to end have them extended, and go together all the same: when a server has stood still
+// that is all of them. One that somebody else has taken is told so.
+func TestCommitsNearTheEndOfTheirLeasesGoTogether(t *testing.T) {
+	t.Parallel()
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		own, wire := watched(t, db)
+		q := newQueue(t, openStore(t, own), "q", mongoq.QueueConfig{Lease: time.Minute})
+		for _, stolen := range []bool{false, true} {
+			want, got := map[string]int{"update": 1, "delete": 1}, map[string]int{}
+			if stolen {
+				want["delete"]++ // for that which is another's
+			}
+			for range 3 { // a machine that is busy for five seconds does not tell
+				rs := reserveAll(t, q, 30)
+				for _, r := range rs {
+					require.NoError(t, r.Extend(t.Context(), 5*time.Second)) // to less than the margin
+				}
+				if stolen {
+					steal(t, db, rs[7].ID)
+				}
+				wire.take()
+				err := q.CommitMany(t.Context(), rs)
+				got = map[string]int{}
+				for _, c := range wire.take("update", "delete") {
+					got[c.name]++
+				}
+				if stolen {
+					requireLost(t, err, 30, 7)
+					require.NotNil(t, storedNow(t, db, rs[7].ID))
+				} else {
+					require.NoError(t, err)
+				}
+				if maps.Equal(want, got) {
+					break
+				}
+			}
+			require.Equal(t, want, got)
+		}
 	})
 }

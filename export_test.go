@@ -112,6 +112,19 @@ func Ahead(s *Store, d time.Duration) {
 	}
 }
 
+// AnotherTerm has a store see another term from now on, as after a failover.
+func AnotherTerm(s *Store) {
+	s.clock.turn <- struct{}{} // nobody measures
+	defer func() { <-s.clock.turn }()
+	defer s.clock.distrust()
+	hello := s.clock.hello
+	s.clock.hello = func(ctx context.Context) (serverState, error) {
+		state, err := hello(ctx)
+		state.epoch += ", another"
+		return state, err
+	}
+}
+
 // PartitionOf is the partition of what was committed at a time, to be kept for so long.
 func PartitionOf(s *Store, committed time.Time, keep time.Duration) string {
 	return s.partitionOf(committed, keep).name
@@ -138,7 +151,7 @@ func Forecast(s *Store, queue string) time.Time {
 }
 
 // GiveBack gives an envelope back as for a caller that left.
-func GiveBack(ctx context.Context, s *Store, r *Reservation) { _ = s.giveBack(ctx, r) }
+func GiveBack(ctx context.Context, s *Store, r *Reservation) { s.giveBack(ctx, []*Reservation{r}, nil) }
 
 // TakeLate is since when what was last said to have come late is due; zero: nothing was.
 func TakeLate(s *Store, queue string) time.Time { return s.claimerOf(queue).late.take() }

@@ -17,6 +17,7 @@ type extension struct {
 	d      time.Duration
 	caller context.Context // when it ends, nothing is sent any more: it might undo a later one
 	tried  bool            // an earlier answer was lost
+	done   bool
 }
 
 // Extend makes the lease end d from now, by the server's clock. It never joins a transaction. The rule: d >= 1 ms.
@@ -139,6 +140,37 @@ func extendTogether(ctx context.Context, all []*extension) error {
 	}
 	if extended < int64(len(all)) {
 		return errNotAllExtended
+	}
+	return nil
+}
+
+// extendKnown is extendTogether that notes what became of each: those that are not done, and no error, are lost, or settled
+// meanwhile.
+func (s *Store) extendKnown(ctx context.Context, all []*extension) error {
+	shortest := all[0].d
+	ends, ids := make([]time.Time, len(all)), make([]bson.ObjectID, len(all))
+	for i, x := range all {
+		shortest, ends[i], ids[i] = min(shortest, x.d), x.r.leaseEnd(), x.r.ID
+	}
+	ctx, cancel := context.WithTimeout(ctx, extendTimeout(shortest))
+	defer cancel()
+	lo, _, err := s.clock.bounds(ctx)
+	if err != nil {
+		return err
+	}
+	var found map[bson.ObjectID]*stored // nil: every lease was extended
+	err = extendTogether(ctx, all)
+	if errors.Is(err, errNotAllExtended) {
+		found, err = s.foundMany(ctx, ids, evidenceFields, false)
+	}
+	if err != nil {
+		return err
+	}
+	for i, x := range all {
+		e := found[x.r.ID]
+		if x.done = found == nil || e != nil && e.lease == x.r.lease && e.Processed.IsZero(); x.done { // who holds it now did so then
+			x.r.extended(ends[i], lo.Add(x.d))
+		}
 	}
 	return nil
 }

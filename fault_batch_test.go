@@ -316,6 +316,187 @@ func TestAFaultOnARoundOfOneClaim(t *testing.T) {
 	})
 }
 
+// What a round whose message is lost leaves open is found out together: sent singly, many would take longer than their leases.
+func TestARoundThatFailedGoesOnceMore(t *testing.T) {
+	t.Parallel()
+	const n = 200
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		verbs := []struct {
+			name, hold, command string
+			cfg                 mongoq.QueueConfig
+			run                 func(context.Context, *mongoq.Reservation) error
+			happened            func(bson.Raw) bool
+		}{
+			{"commit", "commit", "delete", mongoq.QueueConfig{}, func(ctx context.Context, r *mongoq.Reservation) error { return r.Commit(ctx) }, isDone(0)},
+			{"commit into the history", "release", "update", mongoq.QueueConfig{Retention: time.Hour},
+				func(ctx context.Context, r *mongoq.Reservation) error { return r.Commit(ctx) }, isDone(time.Hour)},
+			{"rollback", "release", "update", mongoq.QueueConfig{}, func(ctx context.Context, r *mongoq.Reservation) error {
+				return r.Rollback(ctx, errFailed, mongoq.After(time.Hour))
+			}, func(now bson.Raw) bool { return numberOf(now, "retries") == 1 && !has(now, "lease") }},
+		}
+		sends := func(i int, reply bool) (sent int) {
+			verb, lossy := verbs[i], newLossy()
+			msg := fmt.Sprintf("%s, the reply lost: %v", verb.name, reply)
+			own, wire := watched(t, db, options.Client().SetRetryWrites(false).SetDialer(lossy))
+			s := &stage{kind: kindOf(t, db), db: own, store: openStore(t, own), met: newMet()}
+			rs := reserveAll(t, s.queue(t, verb.cfg), n)
+			c := holdFlights(t, s, lossy, named(verb.hold))
+			var calls []*pending[struct{}]
+			for _, r := range rs {
+				calls = append(calls, begin(t, func(ctx context.Context) (struct{}, error) { return struct{}{}, verb.run(ctx, r) }))
+			}
+			awaitLine(t, s.store, n)
+			wire.take()
+			if reply {
+				lossy.LoseReply(verb.command, 1)
+			} else {
+				lossy.LoseRequest(verb.command, 1)
+			}
+			c.goOn(t)
+			for i, call := range calls {
+				_, err := call.ended(t)
+				require.NoError(t, err, "%s: %d", msg, i)
+				require.True(t, verb.happened(storedNow(t, db, rs[i].ID)), "%s: %d", msg, i)
+			}
+			require.Zero(t, lossy.Left(verb.command), msg)
+			requireNoPlaceTaken(t, s.store)
+			return len(wire.take(verb.command))
+		}
+		for i, verb := range verbs {
+			for _, reply := range []bool{false, true} {
+				sent := 0
+				for range 3 { // a machine that is busy for two seconds does not tell
+					if sent = sends(i, reply); sent == 2 {
+						break
+					}
+				}
+				require.Equal(t, 2, sent, "%s, the reply lost: %v", verb.name, reply)
+			}
+		}
+	})
+}
+
+// What a round that goes once more has deleted is known, though a failover lies between: each was held until then. Where it
+// was the first that deleted them, nobody can tell.
+func TestARoundThatGoesOnceMoreAfterAFailover(t *testing.T) {
+	t.Parallel()
+	const n = 50
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		for _, done := range []bool{false, true} {
+			s, lossy := lossyStage(t, db, false)
+			rs := reserveAll(t, s.queue(t), n)
+			c := holdFlights(t, s, lossy, named("commit"))
+			var calls []*pending[struct{}]
+			for _, r := range rs {
+				calls = append(calls, begin(t, func(ctx context.Context) (struct{}, error) { return struct{}{}, r.Commit(ctx) }))
+			}
+			awaitLine(t, s.store, n)
+			mongoq.AnotherTerm(s.store)
+			if done {
+				lossy.LoseReply("delete", 1)
+			} else {
+				lossy.LoseRequest("delete", 1)
+			}
+			c.goOn(t)
+			for i, call := range calls {
+				_, err := call.ended(t)
+				require.Nil(t, storedNow(t, db, rs[i].ID), i)
+				if done {
+					require.ErrorIs(t, err, mongoq.ErrOutcomeUnknown, i)
+				} else {
+					require.NoError(t, err, i)
+				}
+			}
+			requireNoPlaceTaken(t, s.store)
+		}
+	})
+}
+
+// Commits into a partitioned history whose transaction fails go once more in one.
+func TestARoundOfFilingsThatFailedGoesOnceMore(t *testing.T) {
+	t.Parallel()
+	const n = 50
+	db := mongotest.Database(t, mongotest.ReplicaSet)
+	sends := func(lose func(*mongotest.Lossy)) (updates int) {
+		lossy := newLossy()
+		own, wire := watched(t, db, options.Client().SetRetryWrites(false).SetDialer(lossy))
+		store := openStore(t, own, mongoq.Config{PartitionHistory: mongoq.PartitionByDay})
+		s := &stage{kind: mongotest.ReplicaSet, db: own, store: store, met: newMet()}
+		q := s.queue(t, mongoq.QueueConfig{Retention: time.Hour})
+		rs := reserveAll(t, q, n+1)
+		require.NoError(t, rs[n].Commit(t.Context())) // it makes the partition
+		c := holdFlights(t, s, lossy, named("release"))
+		var calls []*pending[struct{}]
+		for _, r := range rs[:n] {
+			calls = append(calls, begin(t, func(ctx context.Context) (struct{}, error) { return struct{}{}, r.Commit(ctx) }))
+		}
+		awaitLine(t, s.store, n)
+		wire.take()
+		lose(lossy)
+		c.goOn(t)
+		for i, call := range calls {
+			_, err := call.ended(t)
+			require.NoError(t, err, i)
+			e, err := q.Get(t.Context(), rs[i].ID)
+			require.NoError(t, err)
+			require.False(t, e.Processed.IsZero())
+		}
+		requireNoPlaceTaken(t, s.store)
+		return len(wire.take("update"))
+	}
+	for _, command := range []string{"insert", "delete", "commitTransaction"} {
+		for what, lose := range map[string]func(*mongotest.Lossy){
+			"reply":   func(l *mongotest.Lossy) { l.LoseReply(command, 1) },
+			"request": func(l *mongotest.Lossy) { l.LoseRequest(command, 1) },
+		} {
+			updates := n
+			for range 3 { // a machine that is busy for two seconds does not tell
+				if updates = sends(lose); updates < n {
+					break
+				}
+			}
+			require.Less(t, updates, n, "they went singly: %s of %s lost", what, command)
+		}
+	}
+}
+
+// A round that goes once more does nothing for those that somebody else has taken meanwhile, and says so.
+func TestARoundThatGoesOnceMoreLeavesWhatOthersHave(t *testing.T) {
+	t.Parallel()
+	const n, bad = 50, 17
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		for _, retention := range []time.Duration{0, time.Hour} {
+			s, lossy := lossyStage(t, db, false)
+			rs := reserveAll(t, s.queue(t, mongoq.QueueConfig{Retention: retention}), n)
+			hold, command := "commit", "delete"
+			if retention > 0 {
+				hold, command = "release", "update"
+			}
+			c := holdFlights(t, s, lossy, named(hold))
+			var calls []*pending[struct{}]
+			for _, r := range rs {
+				calls = append(calls, begin(t, func(ctx context.Context) (struct{}, error) { return struct{}{}, r.Commit(ctx) }))
+			}
+			awaitLine(t, s.store, n)
+			steal(t, db, rs[bad].ID)
+			before := storedBytes(t, db, rs[bad].ID)
+			lossy.LoseReply(command, 1)
+			c.goOn(t)
+			for i, call := range calls {
+				_, err := call.ended(t)
+				if i == bad {
+					require.ErrorIs(t, err, mongoq.ErrLeaseLost)
+					requireSameDoc(t, before, storedNow(t, db, rs[i].ID), "it is another's")
+					continue
+				}
+				require.NoError(t, err, i)
+				require.True(t, isDone(retention)(storedNow(t, db, rs[i].ID)), i)
+			}
+			requireNoPlaceTaken(t, s.store)
+		}
+	})
+}
+
 // holdFlights takes both flights of a store's verbs, or of its pushes, by calls whose answers are held.
 func holdFlights(t testing.TB, s *stage, lossy *mongotest.Lossy, tr transition) *gathering {
 	t.Helper()

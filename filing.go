@@ -182,13 +182,46 @@ func (s *Store) settleFilings(ctx context.Context, calls []*call[*settlement]) {
 	}
 }
 
+// fileCommits sends a round that has failed once more, as other rounds of verbs are.
 func (s *Store) fileCommits(ctx context.Context, calls []*call[*settlement]) {
+	filed, cause := s.fileRound(ctx, roundTimeout, calls)
+	if cause != nil {
+		var err error
+		if filed, err = s.fileRound(ctx, againTimeout, calls); err != nil {
+			retrySingly(calls)
+			return
+		}
+	}
+	var rest []*call[*settlement]
+	for _, c := range calls {
+		if filed[c.item.r.ID] == c.item { // and not another reservation of it in the same round
+			c.tell(nil)
+		} else {
+			rest = append(rest, c)
+		}
+	}
+	if cause == nil || len(rest) == 0 {
+		for _, c := range rest {
+			singly(c) // somebody else has it
+		}
+		return
+	}
+	found, err := s.foundMany(ctx, idsOf(rest), evidenceFields, true)
+	if err != nil {
+		retrySingly(rest)
+		return
+	}
+	s.judge(ctx, rest, found, cause)
+}
+
+// fileRound files what is committed, in one transaction, and gives the commits that it was done for.
+func (s *Store) fileRound(ctx context.Context, limit time.Duration, calls []*call[*settlement]) (map[bson.ObjectID]*settlement, error) {
 	byID := make(map[bson.ObjectID]*settlement, len(calls))
 	for _, c := range calls {
 		c.item.sends()
 		byID[c.item.r.ID] = c.item
 	}
-	round, cancel := context.WithTimeout(ctx, roundTimeout)
+	round, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	filed, err := s.file(round, filing{
 		from: s.envs,
@@ -213,21 +246,11 @@ func (s *Store) fileCommits(ctx context.Context, calls []*call[*settlement]) {
 			return guardsOf(vs)
 		},
 	})
-	if err != nil {
-		retrySingly(calls)
-		return
-	}
-	done := make(map[bson.ObjectID]bool, len(filed))
+	done := make(map[bson.ObjectID]*settlement, len(filed))
 	for _, id := range filed {
-		done[id] = true
+		done[id] = byID[id]
 	}
-	for _, c := range calls {
-		if done[c.item.r.ID] && byID[c.item.r.ID] == c.item { // and not another reservation of it in the same round
-			c.tell(nil)
-		} else {
-			singly(c) // somebody else has it
-		}
-	}
+	return done, err
 }
 
 // files tells a commit into a partitioned history.

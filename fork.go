@@ -64,6 +64,7 @@ func (c *forking) settle(ctx context.Context, r *Reservation) (EventKind, error)
 		return EventForked, ErrLeaseLost
 	}
 	v.tried = r.tried[verbFork]
+	r.transacts.Store(true)
 	sent, err := r.s.forks.do(ctx, v, v.alone)
 	if sent {
 		r.note(verbFork, err)
@@ -239,7 +240,7 @@ func (s *Store) forkGroup(ctx context.Context, calls []*call[*forked]) {
 			// One whose lease is lost has undone all: that is known. Anything else may have happened.
 			c.item.tried = c.item.tried || !errors.Is(err, errNotAll)
 		}
-		found, err := s.foundMany(ctx, ids, evidenceFields)
+		found, err := s.foundMany(ctx, ids, evidenceFields, false)
 		if err != nil {
 			break
 		}

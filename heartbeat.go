@@ -114,15 +114,16 @@ func (h *held) lose(j *job, seen bool) bool {
 	return true
 }
 
-// beat extends the leases of a worker's jobs, each at a third of its length, until stop closes. A job whose lease ran
-// out, since the server could not be reached or nobody extends it, has lost it: somebody else may have the envelope.
-func (w *pool) beat(stop <-chan struct{}) {
+// beat extends the leases of a worker's jobs, each when a quarter of it has passed or not long after, until all are settled. A
+// job whose lease ran out, since the server could not be reached or nobody extends it, has lost it: somebody else may have
+// the envelope.
+func (w *pool) beat() {
 	tick := w.shortestLease() / 3
 	t := time.NewTimer(tick)
 	defer t.Stop()
 	for {
 		select {
-		case <-stop:
+		case <-w.beating.Done():
 			return
 		case <-t.C:
 		case <-w.held.rush:
@@ -144,13 +145,16 @@ func (w *pool) shortestLease() time.Duration {
 func (w *pool) beatOnce(tick time.Duration) time.Duration {
 	next := time.Duration(1<<63 - 1)
 	_, hi, sure := w.s.clock.current() // without asking: a lease ends in time while the server is away
-	var due, dueUnbegun, joined, lapsed []*job
+	var due, dueUnbegun, settling, joined, lapsed []*job
 	jobs, begun := w.held.all()
 	for i, j := range jobs {
 		left := j.r.leaseEnd().Sub(hi)
 		busy, settled, isJoined := j.r.peek()
 		switch {
-		case busy: // it may not be settled then
+		case busy: // it may not be settled then, or not for long
+			if !w.cfg.NoHeartbeat && !j.r.transacts.Load() && left <= j.r.q.cfg.Lease*3/4 {
+				settling = append(settling, j)
+			}
 			next = min(next, tick/8)
 		case settled || j.lost.Load():
 		case isJoined && left <= j.r.q.cfg.Lease*3/4: // as long as its transaction is open nobody else can have it
@@ -167,8 +171,10 @@ func (w *pool) beatOnce(tick time.Duration) time.Duration {
 				dueUnbegun = append(dueUnbegun, j)
 			}
 			next = min(next, left, tick/8)
-		default:
+		case w.cfg.NoHeartbeat:
 			next = min(next, left)
+		default: // many become due one after the other
+			next = min(next, max(left-j.r.q.cfg.Lease*3/4, tick/2))
 		}
 	}
 	w.sayLost("mongoq: a job's lease has run out", lapsed)
@@ -177,25 +183,23 @@ func (w *pool) beatOnce(tick time.Duration) time.Duration {
 	}
 	w.beside(&w.extending, due, w.extend)
 	w.beside(&w.extendingUnbegun, dueUnbegun, w.extend) // which may be many, and be settled while that goes on
+	w.beside(&w.extendingSettling, settling, func(jobs []*job) { w.extendSome(jobs) })
 	w.beside(&w.extendingJoined, joined, w.extendEach)
 	return max(next, time.Millisecond)
 }
 
-// sayLost warns of jobs that have lost their leases: one line, however many.
+// sayLost warns of jobs that have lost their leases.
 func (w *pool) sayLost(what string, jobs []*job) {
-	if len(jobs) == 0 {
-		return
+	rs := make([]*Reservation, len(jobs))
+	for i, j := range jobs {
+		rs[i] = j.r
 	}
-	attrs := []any{"queue", jobs[0].r.Q, "id", jobs[0].r.ID.Hex()}
-	if more := len(jobs) - 1; more > 0 {
-		attrs = append(attrs, "and_others", more)
-	}
-	w.log.Warn(what, attrs...)
+	warnOf(w.log, rs, what)
 }
 
 // measure reads the server's clock, and has the heart beat once it is known.
 func (w *pool) measure([]*job) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	ctx, cancel := context.WithTimeout(w.beating, time.Second)
 	defer cancel()
 	if _, _, err := w.s.clock.bounds(ctx); err == nil {
 		w.held.hasten()
@@ -215,52 +219,26 @@ func (w *pool) beside(underWay *atomic.Bool, due []*job, extend func([]*job)) {
 
 // extend extends many leases in few statements; one that an open transaction holds up, or that is lost, does not delay
 // the others for long.
-func (w *pool) extend(due []*job) {
-	var left []*job
+func (w *pool) extend(due []*job) { w.extendEach(w.extendSome(due)) }
+
+// extendSome extends many leases in few statements, and gives those that it could not, unless they are settled.
+func (w *pool) extendSome(due []*job) (left []*job) {
 	for some := range slices.Chunk(due, settleRound) {
-		err := w.extendSome(some)
-		for range 2 { // what is settled, or being settled, is no matter any more
-			if errors.Is(err, errNotAllExtended) {
-				some = unsettled(some)
-				err = w.extendSome(some)
+		all := make([]*extension, len(some))
+		for i, j := range some {
+			all[i] = &extension{r: j.r, d: j.r.q.cfg.Lease}
+		}
+		err := w.s.extendKnown(w.beating, all)
+		for i, j := range some {
+			if all[i].done {
+				continue
+			}
+			if busy, settled, _ := j.r.peek(); err != nil || !busy && !settled { // else it is no matter any more
+				left = append(left, j)
 			}
 		}
-		if err != nil {
-			left = append(left, some...)
-		}
 	}
-	w.extendEach(left)
-}
-
-func unsettled(jobs []*job) []*job {
-	var some []*job
-	for _, j := range jobs {
-		if busy, settled, _ := j.r.peek(); !busy && !settled {
-			some = append(some, j)
-		}
-	}
-	return some
-}
-
-// extendSome is errNotAllExtended if some are lost or settled meanwhile.
-func (w *pool) extendSome(due []*job) error {
-	ctx, cancel := context.WithTimeout(context.Background(), extendTimeout(w.shortestLease()))
-	defer cancel()
-	lo, _, err := w.s.clock.bounds(ctx)
-	if err != nil {
-		return err
-	}
-	ends, all := make([]time.Time, len(due)), make([]*extension, len(due))
-	for i, j := range due {
-		ends[i], all[i] = j.r.leaseEnd(), &extension{r: j.r, d: j.r.q.cfg.Lease}
-	}
-	if err := extendTogether(ctx, all); err != nil {
-		return err
-	}
-	for i, j := range due {
-		j.r.extended(ends[i], lo.Add(j.r.q.cfg.Lease))
-	}
-	return nil
+	return left
 }
 
 // extendEach extends leases each by itself, side by side.
@@ -273,6 +251,9 @@ func (w *pool) extendEach(due []*job) {
 		room <- struct{}{}
 		all.Go(func() {
 			defer func() { <-room }()
+			if _, settled, _ := j.r.peek(); settled || w.beating.Err() != nil { // meanwhile
+				return
+			}
 			if w.extendOne(j) {
 				mu.Lock()
 				lost = append(lost, j)
@@ -286,7 +267,7 @@ func (w *pool) extendEach(due []*job) {
 
 // extendOne is true if the job was told that it has lost its lease.
 func (w *pool) extendOne(j *job) (told bool) {
-	ctx, cancel := context.WithTimeout(context.Background(), extendTimeout(j.r.q.cfg.Lease))
+	ctx, cancel := context.WithTimeout(w.beating, extendTimeout(j.r.q.cfg.Lease))
 	defer cancel()
 	end := j.r.leaseEnd()
 	lo, _, err := w.s.clock.bounds(ctx)

@@ -140,7 +140,7 @@ func (s *Store) gather(ctx context.Context, calls []*call[*Reservation]) ([]erro
 		}
 		models = append(models, mongo.NewUpdateOneModel().SetFilter(filter).SetUpdate(update))
 	}
-	_, err := s.bulk(ctx, models, func(res *mongo.BulkWriteResult) int64 { return res.MatchedCount })
+	_, err := s.bulk(ctx, roundTimeout, models, func(res *mongo.BulkWriteResult) int64 { return res.MatchedCount })
 	var be mongo.BulkWriteException
 	switch {
 	case errors.As(err, &be) && be.WriteConcernError == nil:
@@ -215,7 +215,7 @@ func (s *Store) closeWholes(ctx context.Context, complete []whole, where map[who
 			mongo.NewUpdateOneModel().SetFilter(reviveFilter(w)).SetUpdate(redriveUpdate(bson.NewObjectID(), redriveSettings{})))
 	}
 	began := time.Now()
-	_, err := s.bulk(ctx, models, func(res *mongo.BulkWriteResult) int64 { return res.MatchedCount })
+	_, err := s.bulk(ctx, roundTimeout, models, func(res *mongo.BulkWriteResult) int64 { return res.MatchedCount })
 	for _, w := range complete { // also after an error: some may be closed
 		s.ring(where[w], 0, time.Since(began))
 	}
@@ -228,7 +228,7 @@ func (s *Store) joinsOf(ctx context.Context, ws []whole) (map[whole]*Joined, err
 	for i, w := range ws {
 		ids[i] = w.id
 	}
-	found, err := s.foundMany(ctx, ids, gathered)
+	found, err := s.foundMany(ctx, ids, gathered, false)
 	if err != nil {
 		return nil, err
 	}

@@ -87,7 +87,7 @@ func (s *Store) lookRound(calls []*call[*search]) {
 		}
 		wholes = append(wholes, whole{c.item.r.ID, j.fork})
 	}
-	there, err := s.foundMany(ctx, ids, lastSeen)
+	there, err := s.foundMany(ctx, ids, lastSeen, false)
 	if err != nil {
 		answer(calls, err)
 		return

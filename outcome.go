@@ -169,46 +169,57 @@ func (s *Store) found(ctx context.Context, id bson.ObjectID, majority bool) (*st
 func (r *Reservation) lookForVerb(verb string) look {
 	return func(ctx context.Context, majority bool) (outcome, error) {
 		e, err := r.s.found(ctx, r.ID, majority)
-		if err != nil || e == nil {
+		if err != nil {
 			return unclear, err
 		}
-		switch {
-		case e.lease == r.lease && e.Processed.IsZero():
-			return open, nil
-		case e.last == lastVerb{lease: r.lease, verb: verb}:
-			return done, nil
-		case e.last.lease == r.lease, e.lease == r.lease:
-			return lost, nil // an earlier verb of this reservation happened, not this one
-		case e.Deliveries == r.Deliveries+1 && !e.lease.IsZero() && e.last == r.last:
-			return lost, nil // one claim since ours, still held or committed: had ours happened, `last` would be another
-		}
-		return unclear, nil
+		return r.tellsOfVerb(e, verb), nil
 	}
 }
 
-// lookForCommit tells whether a commit into the history happened: the finished envelope keeps its lease.
-func (r *Reservation) lookForCommit(ctx context.Context, majority bool) (outcome, error) {
-	e, err := r.s.found(ctx, r.ID, majority)
+func (r *Reservation) tellsOfVerb(e *stored, verb string) outcome {
 	switch {
-	case err != nil || e == nil || !e.Pushed.Equal(r.Pushed):
-		return unclear, err
-	case e.lease != r.lease:
-		return lost, nil
-	case e.Processed.IsZero():
-		return open, nil
+	case e == nil:
+		return unclear
+	case e.lease == r.lease && e.Processed.IsZero():
+		return open
+	case e.last == lastVerb{lease: r.lease, verb: verb}:
+		return done
+	case e.last.lease == r.lease, e.lease == r.lease:
+		return lost // an earlier verb of this reservation happened, not this one
+	case e.Deliveries == r.Deliveries+1 && !e.lease.IsZero() && e.last == r.last:
+		return lost // one claim since ours, still held or committed: had ours happened, `last` would be another
 	}
-	return done, nil
+	return unclear
 }
 
-// lookForDelete tells whether a commit that deletes happened. A deleted envelope leaves no trace; but while the lease
-// runs and no failover has undone the claim, nobody else can have deleted it.
+// tellsOfCommit is about a commit into the history: the finished envelope keeps its lease.
+func (r *Reservation) tellsOfCommit(e *stored) outcome {
+	switch {
+	case e == nil || !e.Pushed.Equal(r.Pushed):
+		return unclear
+	case e.lease != r.lease:
+		return lost
+	case e.Processed.IsZero():
+		return open
+	}
+	return done
+}
+
+// lookForDelete tells whether a commit that deletes happened.
 func (r *Reservation) lookForDelete(ctx context.Context, majority bool) (outcome, error) {
 	e, err := r.s.found(ctx, r.ID, majority)
-	switch {
-	case err != nil:
+	if err != nil {
 		return unclear, err
+	}
+	return r.tellsOfDelete(ctx, e, &witness{s: r.s})
+}
+
+// tellsOfDelete is about a commit that deletes. A deleted envelope leaves no trace; but while the lease runs and no
+// failover has undone the claim, nobody else can have deleted it.
+func (r *Reservation) tellsOfDelete(ctx context.Context, e *stored, w *witness) (outcome, error) {
+	switch {
 	case e == nil:
-		ours, err := r.undisturbed(ctx, 0)
+		ours, err := w.undisturbed(ctx, r)
 		if err != nil || !ours {
 			return unclear, err
 		}
@@ -221,16 +232,28 @@ func (r *Reservation) lookForDelete(ctx context.Context, majority bool) (outcome
 	return lost, nil
 }
 
-// undisturbed is true while the lease has at least margin left and the server is the one, in the same term, that
-// granted it.
-func (r *Reservation) undisturbed(ctx context.Context, margin time.Duration) (bool, error) {
-	state, err := r.s.clock.hello(ctx)
-	if err != nil {
-		return false, err
+// witness is the server at a time after what it is to bear witness of. It is asked once.
+type witness struct {
+	s     *Store
+	asked bool
+	err   error
+	epoch string
+	hi    time.Time // the latest that its clock can show
+}
+
+// undisturbed is true if the lease still runs and the server is the one, in the same term, that granted it.
+func (w *witness) undisturbed(ctx context.Context, r *Reservation) (bool, error) {
+	if !w.asked {
+		w.asked = true
+		w.ask(ctx)
 	}
-	_, hi, err := r.s.clock.bounds(ctx)
-	if err != nil {
-		return false, err
+	return w.err == nil && w.epoch == r.epoch && w.hi.Before(r.leaseEnd()), w.err
+}
+
+func (w *witness) ask(ctx context.Context) {
+	var state serverState
+	if state, w.err = w.s.clock.hello(ctx); w.err == nil {
+		w.epoch = state.epoch
+		_, w.hi, w.err = w.s.clock.bounds(ctx)
 	}
-	return state.epoch == r.epoch && hi.Add(margin).Before(r.leaseEnd()), nil
 }

@@ -28,19 +28,23 @@ type pool struct {
 	abandoned bool       // handlers that still run count no more
 	away      int        // sources whose claims fail
 
-	handlers         sync.WaitGroup
-	held             held
-	beats            sync.WaitGroup
-	extending        atomic.Bool // leases are being extended
-	extendingUnbegun atomic.Bool // those of jobs whose handlers do not run
-	extendingJoined  atomic.Bool // those that a transaction holds
-	measuring        atomic.Bool // the server's clock is being read
+	handlers          sync.WaitGroup
+	held              held
+	beats             sync.WaitGroup
+	beating           context.Context // ends when all jobs are settled
+	rest              context.CancelFunc
+	extending         atomic.Bool // leases are being extended
+	extendingUnbegun  atomic.Bool // those of jobs whose handlers do not run
+	extendingSettling atomic.Bool // those of jobs that are being settled
+	extendingJoined   atomic.Bool // those that a transaction holds
+	measuring         atomic.Bool // the server's clock is being read
 
 	commits sync.WaitGroup
 }
 
 func newPool(ctx, asked context.Context, w *Worker) *pool {
 	p := &pool{Worker: w, over: ctx, asked: asked}
+	p.beating, p.rest = context.WithCancel(context.WithoutCancel(ctx))
 	p.wake = sync.NewCond(&p.mu)
 	p.held.jobs = map[*Reservation]*job{}
 	p.held.rush = make(chan struct{}, 1)
@@ -69,8 +73,7 @@ func (w *pool) run() error {
 		fetchers.Go(func() { src.fetch(ctx) })
 		fetchers.Go(func() { src.tend(ctx) })
 	}
-	beat := make(chan struct{})
-	w.beats.Go(func() { w.beat(beat) })
+	w.beats.Go(w.beat)
 
 	<-ctx.Done()
 	w.mu.Lock()
@@ -91,7 +94,7 @@ func (w *pool) run() error {
 	err := w.drain(ended, cancelAll)
 	<-unstarted
 	w.commits.Wait()
-	close(beat)
+	w.rest()
 	w.beats.Wait()
 	return err
 }
@@ -171,7 +174,8 @@ func (w *pool) next() (*source, *Reservation) {
 				ev := b.r.event(EventLeaseLost)
 				ev.Err = ErrLeaseLost
 				w.tell(ev)
-				_ = w.s.giveBack(context.Background(), b.r) // by the server's clock it may be ours still, and nothing has failed
+				// By the server's clock it may be ours still, and nothing has failed.
+				w.s.giveBack(context.Background(), []*Reservation{b.r}, nil)
 			})
 			continue
 		}
@@ -377,22 +381,22 @@ func (w *pool) giveBackUnstarted() {
 }
 
 // release gives envelopes back, without a failure counted.
-func (w *pool) release(rs []buffered) {
-	var all sync.WaitGroup
-	for _, b := range rs {
-		all.Go(func() {
-			ev := b.r.event(EventReleased)
-			switch err := w.s.giveBack(context.Background(), b.r); {
-			case errors.Is(err, ErrLeaseLost):
-				ev.Kind, ev.Err = EventLeaseLost, err
-			case err != nil:
-				ev.Kind, ev.Err = EventUnsettled, err
-			}
-			w.held.end(b.job)
-			w.tell(ev)
-		})
+func (w *pool) release(all []buffered) {
+	rs := make([]*Reservation, len(all))
+	for i, b := range all {
+		rs[i] = b.r
 	}
-	all.Wait()
+	w.s.giveBack(context.Background(), rs, func(i int, err error) {
+		ev := rs[i].event(EventReleased)
+		switch {
+		case errors.Is(err, ErrLeaseLost):
+			ev.Kind, ev.Err = EventLeaseLost, err
+		case err != nil:
+			ev.Kind, ev.Err = EventUnsettled, err
+		}
+		w.held.end(all[i].job)
+		w.tell(ev)
+	})
 }
 
 // settleTimeout bounds the settling of one job: the attempts of a round, and then its own.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -35,11 +36,12 @@ type Reservation struct {
 
 	course course // what a nil from its handler comes to; nil: a commit
 
-	mu      gate
-	settled bool
-	verb    string          // that settled it; empty: the lease was lost
-	joined  bool            // a verb has joined a transaction
-	tried   map[string]bool // verbs with an answer lost
+	mu        gate
+	settled   bool
+	verb      string          // that settled it; empty: the lease was lost
+	joined    bool            // a verb has joined a transaction
+	transacts atomic.Bool     // one is in a transaction, or about to be: a heartbeat would wait for it, or undo it
+	tried     map[string]bool // verbs with an answer lost
 
 	endMu     sync.Mutex
 	end       time.Time // of the lease, by the server's clock
@@ -270,6 +272,7 @@ func (r *Reservation) settleLocked(ctx context.Context, v *settlement) error {
 	seen := awaited{id: r.ID, lease: r.lease, verb: v.verb, queue: v.to, wait: v.in, began: began}
 	if inSession(ctx) {
 		r.joined = true
+		r.transacts.Store(true)
 		err := v.inSession(ctx)
 		if err == nil {
 			r.verb = v.verb // if the transaction commits

@@ -17,6 +17,8 @@ const (
 	settleFlights = 2
 	// roundTimeout bounds the statement of a round.
 	roundTimeout = 5 * time.Second
+	// againTimeout bounds it when the round is sent once more.
+	againTimeout = 2 * time.Second
 	// batchMargin is what a long lease must have left for its delete to go in a batch: more than the statement can take.
 	batchMargin = roundTimeout + time.Second
 )
@@ -59,18 +61,13 @@ func (v *settlement) sends() {
 // runs: what becomes of that one is told all the same, but of others that are gone it cannot be told whose delete it was.
 func (v *settlement) margin() time.Duration { return min(batchMargin, v.r.q.cfg.Lease/3) }
 
+// inTime is true while the lease has its margin; hi is the latest that the server's clock can show.
+func (v *settlement) inTime(hi time.Time) bool { return hi.Add(v.margin()).Before(v.r.leaseEnd()) }
+
 // alone is the single guarded write.
 func (v *settlement) alone(ctx context.Context) error {
 	v.sends()
-	write := deleting(v.r.s.envs, v.guard())
-	var look look = v.r.lookForDelete
-	switch {
-	case v.update != nil && v.verb == verbCommit:
-		write, look = updating(v.r.s.envs, v.guard(), v.update), v.r.lookForCommit
-	case v.update != nil:
-		write, look = updating(v.r.s.envs, v.guard(), v.update), v.r.lookForVerb(v.verb)
-	}
-	err := guarded{write: write, look: look, tried: &v.tried}.run(ctx)
+	err := guarded{write: v.write(), look: v.look, tried: &v.tried}.run(ctx)
 	if err == nil && v.files() {
 		v.r.s.fileBehind(v.finished())
 	}
@@ -79,15 +76,37 @@ func (v *settlement) alone(ctx context.Context) error {
 
 // inSession is the write as a part of the caller's transaction.
 func (v *settlement) inSession(ctx context.Context) error {
-	write := deleting(v.r.s.envs, v.guard())
-	if v.update != nil {
-		write = updating(v.r.s.envs, v.guard(), v.update)
-	}
-	n, err := write(ctx)
+	n, err := v.write()(ctx)
 	if err == nil && n == 0 {
 		return ErrLeaseLost
 	}
 	return err
+}
+
+func (v *settlement) write() func(context.Context) (int64, error) {
+	if v.update == nil {
+		return deleting(v.r.s.envs, v.guard())
+	}
+	return updating(v.r.s.envs, v.guard(), v.update)
+}
+
+func (v *settlement) look(ctx context.Context, majority bool) (outcome, error) {
+	e, err := v.r.s.found(ctx, v.r.ID, majority)
+	if err != nil {
+		return unclear, err
+	}
+	return v.told(ctx, e, &witness{s: v.r.s})
+}
+
+// told is what the stored envelope, nil if there is none, tells of the verb.
+func (v *settlement) told(ctx context.Context, e *stored, w *witness) (outcome, error) {
+	switch {
+	case v.update == nil:
+		return v.r.tellsOfDelete(ctx, e, w)
+	case v.verb == verbCommit:
+		return v.r.tellsOfCommit(e), nil
+	}
+	return v.r.tellsOfVerb(e, v.verb), nil
 }
 
 // guardsOf guards many verbs, those under one token together.
@@ -108,7 +127,7 @@ func (s *Store) settleRound(calls []*call[*settlement]) {
 	ctx, cancel := context.WithTimeout(context.Background(), attempts*attemptTimeout)
 	defer cancel()
 	_, hi, err := s.clock.bounds(ctx)
-	var deletes, updates, filings []*call[*settlement]
+	var deletes, ending, updates, filings []*call[*settlement]
 	for _, c := range calls {
 		switch {
 		case c.item.tried || c.item.joined:
@@ -117,13 +136,16 @@ func (s *Store) settleRound(calls []*call[*settlement]) {
 			filings = append(filings, c)
 		case c.item.update != nil:
 			updates = append(updates, c)
-		case err != nil || !hi.Add(c.item.margin()).Before(c.item.r.leaseEnd()):
+		case err != nil:
 			singly(c)
+		case !c.item.inTime(hi):
+			ending = append(ending, c)
 		default:
 			deletes = append(deletes, c)
 		}
 	}
 	s.settleDeletes(ctx, deletes) // first: their leases have a margin, which must not pass meanwhile
+	s.settleDeletes(ctx, s.renew(ctx, ending))
 	s.settleFilings(ctx, filings)
 	s.settleUpdates(ctx, updates)
 	var behind []finished
@@ -133,6 +155,27 @@ func (s *Store) settleRound(calls []*call[*settlement]) {
 		}
 	}
 	s.noteUnfiled(s.fileFinished(ctx, behind))
+}
+
+// renew extends the leases of calls that are to be deleted and are about to end, so that they can go together all the same:
+// once the server or this process has stood still, that is all of them. It gives those that it could; the others go singly.
+func (s *Store) renew(ctx context.Context, calls []*call[*settlement]) (renewed []*call[*settlement]) {
+	if len(calls) > 1 {
+		all := make([]*extension, len(calls))
+		for i, c := range calls {
+			all[i] = &extension{r: c.item.r, d: 2 * c.item.margin()}
+		}
+		_ = s.extendKnown(ctx, all)
+	}
+	_, hi, err := s.clock.bounds(ctx)
+	for _, c := range calls {
+		if err == nil && c.item.inTime(hi) {
+			renewed = append(renewed, c)
+		} else {
+			singly(c)
+		}
+	}
+	return renewed
 }
 
 // settleDeletes deletes what is committed without a history. As many gone as were deleted is success for each that is
@@ -149,16 +192,16 @@ func (s *Store) settleDeletes(ctx context.Context, calls []*call[*settlement]) {
 	for _, guard := range guardsOf(items(calls)) {
 		models = append(models, mongo.NewDeleteManyModel().SetFilter(guard))
 	}
-	n, err := s.bulk(ctx, models, func(res *mongo.BulkWriteResult) int64 { return res.DeletedCount })
-	if err == nil && n == int64(len(calls)) {
+	n, cause, err := s.sendRound(ctx, models, func(res *mongo.BulkWriteResult) int64 { return res.DeletedCount })
+	switch {
+	case err != nil:
+		retrySingly(calls)
+		return
+	case n == int64(len(calls)):
 		answer(calls, nil)
 		return
 	}
-	if err != nil {
-		retrySingly(calls)
-		return
-	}
-	found, err := s.foundMany(ctx, idsOf(calls), evidenceFields)
+	found, err := s.foundMany(ctx, idsOf(calls), evidenceFields, cause != nil)
 	if err != nil {
 		retrySingly(calls)
 		return
@@ -170,16 +213,20 @@ func (s *Store) settleDeletes(ctx context.Context, calls []*call[*settlement]) {
 		case !there, !e.Pushed.Equal(c.item.r.Pushed): // or pushed anew under the same id
 			gone = append(gone, c)
 		case e.lease == c.item.r.lease && e.Processed.IsZero():
+			c.item.tried = cause != nil
 			singly(c)
 		default:
 			c.tell(ErrLeaseLost)
 		}
 	}
-	if int64(len(gone)) == n {
+	switch {
+	case int64(len(gone)) == n:
 		answer(gone, nil)
-		return
+	case cause != nil:
+		s.judge(ctx, gone, found, cause)
+	default:
+		answer(gone, unknown(fmt.Errorf("%d envelopes of a batch are gone, of which it deleted %d", len(gone), n)))
 	}
-	answer(gone, unknown(fmt.Errorf("%d envelopes of a batch are gone, of which it deleted %d", len(gone), n)))
 }
 
 // unlikeAny are the calls that no other of the round has the envelope of: of two, only a write by itself tells which was its
@@ -229,16 +276,16 @@ func (s *Store) settleUpdates(ctx context.Context, calls []*call[*settlement]) {
 	for g, members := range shared {
 		models = append(models, mongo.NewUpdateManyModel().SetFilter(holders(idsOf(members), g.lease)).SetUpdate(members[0].item.update))
 	}
-	n, err := s.bulk(ctx, models, func(res *mongo.BulkWriteResult) int64 { return res.MatchedCount })
-	if err == nil && n == int64(len(calls)) {
+	n, cause, err := s.sendRound(ctx, models, func(res *mongo.BulkWriteResult) int64 { return res.MatchedCount })
+	switch {
+	case err != nil:
+		retrySingly(calls)
+		return
+	case n == int64(len(calls)):
 		answer(calls, nil)
 		return
 	}
-	if err != nil {
-		retrySingly(calls)
-		return
-	}
-	found, err := s.foundMany(ctx, idsOf(calls), evidenceFields)
+	found, err := s.foundMany(ctx, idsOf(calls), evidenceFields, true)
 	if err != nil {
 		retrySingly(calls)
 		return
@@ -251,14 +298,43 @@ func (s *Store) settleUpdates(ctx context.Context, calls []*call[*settlement]) {
 			rest = append(rest, c)
 		}
 	}
-	if int64(len(traced)) == n { // each that matched has been found
+	if cause == nil && int64(len(traced)) == n { // each that matched has been found
 		answer(traced, nil)
 		answer(rest, ErrLeaseLost)
 		return
 	}
+	s.judge(ctx, calls, found, cause)
+}
+
+// sendRound sends the statements of a round, and says to how many envelopes they were done. A round that has failed is sent
+// once more, and cause says why: sent singly, a thousand verbs would take so long, after the server or this process has
+// stood still, that their leases end. With an error it has failed twice: an envelope that an open transaction holds, or
+// that is refused, holds up no other for long.
+func (s *Store) sendRound(ctx context.Context, models []mongo.WriteModel, count func(*mongo.BulkWriteResult) int64) (n int64, cause, err error) {
+	if n, cause = s.bulk(ctx, roundTimeout, models, count); cause == nil {
+		return n, nil, nil
+	}
+	n, err = s.bulk(ctx, againTimeout, models, count)
+	return n, cause, err
+}
+
+// judge answers calls by what is stored, as a majority has it, after a round that did not tell: as a write by itself does
+// that is repeated and matches nothing.
+func (s *Store) judge(ctx context.Context, calls []*call[*settlement], found map[bson.ObjectID]*stored, cause error) {
+	w := &witness{s: s}
 	for _, c := range calls {
 		c.item.tried = true
-		singly(c)
+		o, err := c.item.told(ctx, found[c.item.r.ID], w)
+		switch {
+		case err != nil || o == open:
+			singly(c)
+		case o == done:
+			c.tell(nil)
+		case o == lost:
+			c.tell(ErrLeaseLost)
+		default:
+			c.tell(unknown(cause))
+		}
 	}
 }
 
@@ -279,8 +355,8 @@ func retrySingly(calls []*call[*settlement]) {
 	}
 }
 
-func (s *Store) bulk(ctx context.Context, models []mongo.WriteModel, count func(*mongo.BulkWriteResult) int64) (int64, error) {
-	ctx, cancel := context.WithTimeout(ctx, roundTimeout)
+func (s *Store) bulk(ctx context.Context, limit time.Duration, models []mongo.WriteModel, count func(*mongo.BulkWriteResult) int64) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	res, err := s.envs.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))
 	if err != nil {
@@ -289,11 +365,15 @@ func (s *Store) bulk(ctx context.Context, models []mongo.WriteModel, count func(
 	return count(res), nil
 }
 
-// foundMany reads fields of many envelopes, by id.
-func (s *Store) foundMany(ctx context.Context, ids []bson.ObjectID, fields bson.D) (map[bson.ObjectID]*stored, error) {
+// foundMany reads fields of many envelopes, by id: as the primary has them or, with majority, as no failover can undo it.
+func (s *Store) foundMany(ctx context.Context, ids []bson.ObjectID, fields bson.D, majority bool) (map[bson.ObjectID]*stored, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
-	cur, err := s.envs.Find(ctx, bson.D{field("_id", op("$in", ids))}, options.Find().SetProjection(fields))
+	c := s.envs
+	if majority {
+		c = s.sure
+	}
+	cur, err := c.Find(ctx, bson.D{field("_id", op("$in", ids))}, options.Find().SetProjection(fields))
 	if err != nil {
 		return nil, err
 	}
@@ -307,7 +387,7 @@ func (s *Store) foundMany(ctx context.Context, ids []bson.ObjectID, fields bson.
 		return found, err
 	}
 	gone := slices.DeleteFunc(slices.Clone(ids), func(id bson.ObjectID) bool { return found[id] != nil })
-	filed, err := s.filed(ctx, gone, fields, false)
+	filed, err := s.filed(ctx, gone, fields, majority)
 	for id, raw := range filed {
 		e := read(raw)
 		found[id] = &e

@@ -41,7 +41,7 @@ type WorkerConfig struct {
 
 	// NoHeartbeat leaves leases as they are: a handler that runs longer than the queue's Lease loses its envelope.
 	//
-	// Defaults to false: leases are extended at a third of their length for as long as the handler runs.
+	// Defaults to false: leases are extended, when a quarter of them has passed, until the job is settled.
 	NoHeartbeat bool
 
 	// Middleware wraps the handlers, the first outermost.

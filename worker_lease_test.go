@@ -449,6 +449,46 @@ func TestHeartbeatsOutliveErrorsThatPass(t *testing.T) {
 	require.Empty(t, w.told(mongoq.EventLeaseLost))
 }
 
+// A job keeps its lease until it is settled, not only until its handler ends: what is settled may have to wait.
+func TestHeartbeatsKeepTheLeasesOfWhatWaitsToBeSettled(t *testing.T) {
+	t.Parallel()
+	const n = 5
+	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
+		for _, retention := range []time.Duration{0, time.Hour} {
+			s, lossy := lossyStage(t, db, true)
+			q := newQueue(t, s.store, fmt.Sprint("q", retention), mongoq.QueueConfig{Lease: 6 * time.Second, Retention: retention})
+			hold := "commit"
+			if retention > 0 {
+				hold = "release"
+			}
+			c := holdFlights(t, s, lossy, named(hold))
+			ids := pushAll(t, q, ints(n))
+			w := run(t, q, idle)
+			awaitLine(t, s.store, n)
+			require.NoError(t, q.Pause(t.Context())) // on a machine that stalls nobody else shall have them
+			ends := func() (all []time.Time) {
+				for _, id := range ids {
+					all = append(all, storedBytes(t, db, id).Lookup("when").Time())
+				}
+				return all
+			}
+			first := ends()
+			require.Eventually(t, func() bool {
+				for i, end := range ends() {
+					if !end.After(first[i]) {
+						return false
+					}
+				}
+				return true
+			}, soon, 10*time.Millisecond, "their leases are not extended")
+			c.goOn(t)
+			w.awaits(t, mongoq.EventCommitted, n)
+			require.NoError(t, w.ends(t))
+			require.Empty(t, w.told(mongoq.EventLeaseLost, mongoq.EventUnsettled))
+		}
+	})
+}
+
 // What was refused is tried again soon, while most of the lease is left, and not a third of it later.
 func TestAHeartbeatThatFailedIsRepeatedSoon(t *testing.T) {
 	t.Parallel()
