@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -477,22 +478,23 @@ func (s *Store) giveBack(ctx context.Context, rs []*Reservation, tell func(i int
 		})
 	}
 	all.Wait()
-	var open []bson.ObjectID
-	var last error
+	open := map[bson.ObjectID]error{}
 	for i, r := range rs {
 		if err := errs[i]; err != nil && !errors.Is(err, ErrLeaseLost) {
-			open, last = append(open, r.ID), err
+			open[r.ID] = err
 		}
 	}
 	if len(open) == 0 {
 		return
 	}
-	found, err := s.foundMany(ctx, open, evidenceFields, false)
+	found, err := s.foundMany(ctx, slices.Collect(maps.Keys(open)), evidenceFields, false)
 	kept := slices.DeleteFunc(slices.Clone(rs), func(r *Reservation) bool {
 		e := found[r.ID]
-		return !slices.Contains(open, r.ID) || err == nil && (e == nil || e.lease != r.lease) // it is not held any more
+		return open[r.ID] == nil || err == nil && (e == nil || e.lease != r.lease) // it is not held any more
 	})
-	warnOf(s.log, kept, "mongoq: what was claimed for a caller that left could not be released; it is delivered again when its lease ends", "error", last)
+	if len(kept) > 0 {
+		warnOf(s.log, kept, "mongoq: what was claimed for a caller that left could not be released; it is delivered again when its lease ends", "error", open[kept[0].ID])
+	}
 }
 
 // warnOf tells what befell reservations: one line, however many.

@@ -32,6 +32,8 @@ func (r *Reservation) Extend(ctx context.Context, d time.Duration) error {
 	if r.settled {
 		return ErrLeaseLost
 	}
+	r.keepOff.Add(1)
+	defer r.keepOff.Add(-1)
 	ctx = outside(ctx)
 	before := r.leaseEnd()
 	// The end that is noted lies before the server's, never after: it is what a commit relies on.
@@ -161,7 +163,7 @@ func (s *Store) extendKnown(ctx context.Context, all []*extension) error {
 	var found map[bson.ObjectID]*stored // nil: every lease was extended
 	err = extendTogether(ctx, all)
 	if errors.Is(err, errNotAllExtended) {
-		found, err = s.foundMany(ctx, ids, evidenceFields, false)
+		found, err = s.foundHere(ctx, ids, evidenceFields, false)
 	}
 	if err != nil {
 		return err

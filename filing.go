@@ -221,6 +221,10 @@ func (s *Store) fileRound(ctx context.Context, limit time.Duration, calls []*cal
 		c.item.sends()
 		byID[c.item.r.ID] = c.item
 	}
+	for _, c := range calls {
+		c.item.r.keepOff.Add(1)
+		defer c.item.r.keepOff.Add(-1)
+	}
 	round, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	filed, err := s.file(round, filing{

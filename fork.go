@@ -64,8 +64,9 @@ func (c *forking) settle(ctx context.Context, r *Reservation) (EventKind, error)
 		return EventForked, ErrLeaseLost
 	}
 	v.tried = r.tried[verbFork]
-	r.transacts.Store(true)
+	r.keepOff.Add(1)
 	sent, err := r.s.forks.do(ctx, v, v.alone)
+	r.keepOff.Add(-1)
 	if sent {
 		r.note(verbFork, err)
 	}
@@ -225,8 +226,8 @@ func (s *Store) forkRound(calls []*call[*forked]) {
 }
 
 // forkGroup sends forks together. When that comes to nothing, those that are still held go together again, and the others
-// singly, which finds out what happened to each. To send all singly would hold each envelope in a transaction for so long,
-// with their heartbeats waiting, that the leases of all end, and all begins anew.
+// singly, which finds out what happened to each. To send all singly would hold each envelope in a transaction for so long
+// that the leases of all end, and all begins anew.
 func (s *Store) forkGroup(ctx context.Context, calls []*call[*forked]) {
 	for range attempts {
 		err := s.forkSome(ctx, calls)

@@ -152,7 +152,7 @@ func (w *pool) beatOnce(tick time.Duration) time.Duration {
 		busy, settled, isJoined := j.r.peek()
 		switch {
 		case busy: // it may not be settled then, or not for long
-			if !w.cfg.NoHeartbeat && !j.r.transacts.Load() && left <= j.r.q.cfg.Lease*3/4 {
+			if !w.cfg.NoHeartbeat && j.r.keepOff.Load() == 0 && left <= j.r.q.cfg.Lease*3/4 {
 				settling = append(settling, j)
 			}
 			next = min(next, tick/8)
@@ -251,7 +251,7 @@ func (w *pool) extendEach(due []*job) {
 		room <- struct{}{}
 		all.Go(func() {
 			defer func() { <-room }()
-			if _, settled, _ := j.r.peek(); settled || w.beating.Err() != nil { // meanwhile
+			if busy, settled, _ := j.r.peek(); busy || settled || w.beating.Err() != nil { // meanwhile
 				return
 			}
 			if w.extendOne(j) {

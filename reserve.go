@@ -36,13 +36,13 @@ type Reservation struct {
 
 	course course // what a nil from its handler comes to; nil: a commit
 
-	mu        gate
-	settled   bool
-	verb      string          // that settled it; empty: the lease was lost
-	joined    bool            // a verb has joined a transaction
-	transacts atomic.Bool     // one is in a transaction, or about to be: a heartbeat would wait for it, or undo it
-	tried     map[string]bool // verbs with an answer lost
+	mu      gate
+	settled bool
+	verb    string          // that settled it; empty: the lease was lost
+	joined  bool            // a verb has joined a transaction
+	tried   map[string]bool // verbs with an answer lost
 
+	keepOff   atomic.Int32 // heartbeats do while it is not 0 and a verb is under way: they would wait for a transaction, or undo it or an Extend
 	endMu     sync.Mutex
 	end       time.Time // of the lease, by the server's clock
 	shortened func()    // is told when it comes sooner; nil: nobody wants to know
@@ -272,7 +272,7 @@ func (r *Reservation) settleLocked(ctx context.Context, v *settlement) error {
 	seen := awaited{id: r.ID, lease: r.lease, verb: v.verb, queue: v.to, wait: v.in, began: began}
 	if inSession(ctx) {
 		r.joined = true
-		r.transacts.Store(true)
+		r.keepOff.Add(1)
 		err := v.inSession(ctx)
 		if err == nil {
 			r.verb = v.verb // if the transaction commits

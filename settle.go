@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -19,8 +20,8 @@ const (
 	roundTimeout = 5 * time.Second
 	// againTimeout bounds it when the round is sent once more.
 	againTimeout = 2 * time.Second
-	// batchMargin is what a long lease must have left for its delete to go in a batch: more than the statement can take.
-	batchMargin = roundTimeout + time.Second
+	// batchMargin is what a long lease must have left for its delete to go in a batch: more than the statement can take, sent twice.
+	batchMargin = roundTimeout + againTimeout + time.Second
 )
 
 // settlement is a holder's verb on the way to the server.
@@ -144,8 +145,12 @@ func (s *Store) settleRound(calls []*call[*settlement]) {
 			deletes = append(deletes, c)
 		}
 	}
+	var ends sync.WaitGroup
+	if len(ending) > 0 {
+		ends.Go(func() { s.settleDeletes(ctx, s.renew(ctx, ending)) })
+	}
 	s.settleDeletes(ctx, deletes) // first: their leases have a margin, which must not pass meanwhile
-	s.settleDeletes(ctx, s.renew(ctx, ending))
+	ends.Wait()
 	s.settleFilings(ctx, filings)
 	s.settleUpdates(ctx, updates)
 	var behind []finished
@@ -179,7 +184,7 @@ func (s *Store) renew(ctx context.Context, calls []*call[*settlement]) (renewed 
 }
 
 // settleDeletes deletes what is committed without a history. As many gone as were deleted is success for each that is
-// gone: their leases had a margin, so that nobody else can have deleted them.
+// gone: what was deleted is gone, so that those are the same.
 func (s *Store) settleDeletes(ctx context.Context, calls []*call[*settlement]) {
 	calls, others := unlikeAny(calls)
 	for _, c := range others {
@@ -369,6 +374,21 @@ func (s *Store) bulk(ctx context.Context, limit time.Duration, models []mongo.Wr
 func (s *Store) foundMany(ctx context.Context, ids []bson.ObjectID, fields bson.D, majority bool) (map[bson.ObjectID]*stored, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
+	found, err := s.foundHere(ctx, ids, fields, majority)
+	if err != nil || !s.partitioned.Load() {
+		return found, err
+	}
+	gone := slices.DeleteFunc(slices.Clone(ids), func(id bson.ObjectID) bool { return found[id] != nil })
+	filed, err := s.filed(ctx, gone, fields, majority)
+	for id, raw := range filed {
+		e := read(raw)
+		found[id] = &e
+	}
+	return found, err
+}
+
+// foundHere is foundMany without the partitions of the history.
+func (s *Store) foundHere(ctx context.Context, ids []bson.ObjectID, fields bson.D, majority bool) (map[bson.ObjectID]*stored, error) {
 	c := s.envs
 	if majority {
 		c = s.sure
@@ -383,16 +403,7 @@ func (s *Store) foundMany(ctx context.Context, ids []bson.ObjectID, fields bson.
 		e := read(slices.Clone(cur.Current))
 		found[e.ID] = &e
 	}
-	if err := cur.Err(); err != nil || !s.partitioned.Load() {
-		return found, err
-	}
-	gone := slices.DeleteFunc(slices.Clone(ids), func(id bson.ObjectID) bool { return found[id] != nil })
-	filed, err := s.filed(ctx, gone, fields, majority)
-	for id, raw := range filed {
-		e := read(raw)
-		found[id] = &e
-	}
-	return found, err
+	return found, cur.Err()
 }
 
 func idsOf(calls []*call[*settlement]) []bson.ObjectID {

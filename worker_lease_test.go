@@ -466,16 +466,13 @@ func TestHeartbeatsKeepTheLeasesOfWhatWaitsToBeSettled(t *testing.T) {
 			w := run(t, q, idle)
 			awaitLine(t, s.store, n)
 			require.NoError(t, q.Pause(t.Context())) // on a machine that stalls nobody else shall have them
-			ends := func() (all []time.Time) {
-				for _, id := range ids {
-					all = append(all, storedBytes(t, db, id).Lookup("when").Time())
-				}
-				return all
+			var first []time.Time
+			for _, id := range ids {
+				first = append(first, storedBytes(t, db, id).Lookup("when").Time())
 			}
-			first := ends()
 			require.Eventually(t, func() bool {
-				for i, end := range ends() {
-					if !end.After(first[i]) {
+				for i, id := range ids {
+					if now := storedNow(t, db, id); now == nil || !now.Lookup("when").Time().After(first[i]) {
 						return false
 					}
 				}

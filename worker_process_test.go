@@ -563,10 +563,11 @@ func runsOfPausingProcesses(t *testing.T, lease time.Duration) (twice string, st
 	q := newQueue(t, openStore(t, db), "q")
 	pushAll(t, q, ints(n))
 	spec := childSpec{Role: "ledger", Lease: lease, Concurrency: 20}
-	children := []*child{spawn(t, db, spec), spawn(t, db, spec)}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	var pausing sync.WaitGroup
+	pausing.Go(func() { still = standstill(ctx, db) })
+	children := []*child{spawn(t, db, spec), spawn(t, db, spec)}
 	var pauses atomic.Int64
 	for _, c := range children {
 		c.hears(t, "runs", 1)
@@ -579,7 +580,6 @@ func runsOfPausingProcesses(t *testing.T, lease time.Duration) (twice string, st
 			}
 		})
 	}
-	pausing.Go(func() { still = standstill(ctx, db) })
 	began := time.Now()
 	require.Eventually(t, func() bool {
 		s, err := q.Stats(t.Context())
