@@ -744,7 +744,7 @@ func (c *checker) explain(t *try) string {
 	case resultRefused:
 		return "verb refused"
 	case "":
-		if c.killed[t.claim.Proc] >= t.effect {
+		if _, killed := c.killed[t.claim.Proc]; killed { // once, and it may have lived on for a moment after that was noted
 			return "killed"
 		}
 	}

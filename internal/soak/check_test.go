@@ -78,6 +78,9 @@ func TestCheckAcceptsWhatIsPromised(t *testing.T) {
 		"committer killed": newTale().push("k", "id", qWork, resultOK).claim("w", "k", "id", qWork, 1).effect("w", 1).verb("w", 1, verbCommit, "").add("conductor", entry{What: noteFault, Verb: faultKill, To: "w"}),
 		"lease lost, then done": newTale().push("k", "id", qWork, resultOK).claim("a", "k", "id", qWork, 1).effect("a", 1).
 			claim("b", "k", "id", qWork, 2).effect("b", 2).verb("b", 2, verbCommit, resultOK).verb("a", 1, verbCommit, resultLost),
+		"killed in the moment of its effect": newTale().push("k", "id", qWork, resultOK).claim("a", "k", "id", qWork, 1).
+			add("conductor", entry{What: noteFault, Verb: faultKill, To: "a"}).effect("a", 1).
+			claim("b", "k", "id", qWork, 2).effect("b", 2).verb("b", 2, verbCommit, resultOK),
 		"gone with its deadline": newTale().mortal(qFleet),
 		"dead of its deadline":   newTale().mortal(qBrief).stored(expiredAfter(2 * time.Second)),
 		"popped by who was killed": newTale().push("k", "id", qPop, resultOK).add("w", entry{What: notePop, Try: 1}).
