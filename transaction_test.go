@@ -271,11 +271,11 @@ func TestAnOpenTransactionHoldsUpNobodyElse(t *testing.T) {
 	for name, verb := range verbs {
 		q := s.queue(t)
 		other := newQueue(t, there.store, q.Name(), mongoq.QueueConfig{Lease: time.Hour})
-		push(t, q, "head")
-		head := tryReserve(t, q, mongoq.LeaseFor(brief))
 		neighbours := reserveAll(t, q, 2)
 		heldElsewhere := reserveAll(t, s.queue(t), 4)
 		session, ctx := begun(t, s.db)
+		push(t, q, "head")
+		head := tryReserve(t, q, mongoq.LeaseFor(brief)) // last: it may lapse at once, and nobody else shall take it
 		require.NoError(t, verb(ctx, head), name)
 		var wait []*pending[struct{}]
 		for _, r := range heldElsewhere { // their holders wait for the transaction: nobody else does
