@@ -75,7 +75,7 @@ func (q *Queue) sweep(ctx context.Context, claimed []*Reservation) (alive []*Res
 		}
 		n, err := q.endExpired(ctx, append(holders(ids, token), field("$expr", expired())))
 		if err == nil && n < int64(len(rs)) {
-			rs, err = q.stillHeld(ctx, rs, ids)
+			rs, err = q.s.stillHeld(ctx, rs, ids)
 			alive = append(alive, rs...)
 		}
 		if err != nil {
@@ -95,18 +95,6 @@ func (q *Queue) sweep(ctx context.Context, claimed []*Reservation) (alive []*Res
 			return alive
 		}
 	}
-}
-
-// stillHeld are those of some reservations that hold their envelopes still.
-func (q *Queue) stillHeld(ctx context.Context, rs []*Reservation, ids []bson.ObjectID) ([]*Reservation, error) {
-	found, err := q.s.foundMany(ctx, ids, evidenceFields, false)
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(slices.Clone(rs), func(r *Reservation) bool {
-		e := found[r.ID]
-		return e == nil || e.lease != r.lease || !e.Processed.IsZero()
-	}), nil
 }
 
 // expiredAtHead finds the expired among the first of the queue; more: they are at least half of a full window.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -478,22 +477,21 @@ func (s *Store) giveBack(ctx context.Context, rs []*Reservation, tell func(i int
 		})
 	}
 	all.Wait()
-	open := map[bson.ObjectID]error{}
+	var open []*Reservation
+	var ids []bson.ObjectID
 	for i, r := range rs {
 		if err := errs[i]; err != nil && !errors.Is(err, ErrLeaseLost) {
-			open[r.ID] = err
+			open, ids = append(open, r), append(ids, r.ID)
 		}
 	}
 	if len(open) == 0 {
 		return
 	}
-	found, err := s.foundMany(ctx, slices.Collect(maps.Keys(open)), evidenceFields, false)
-	kept := slices.DeleteFunc(slices.Clone(rs), func(r *Reservation) bool {
-		e := found[r.ID]
-		return open[r.ID] == nil || err == nil && (e == nil || e.lease != r.lease) // it is not held any more
-	})
-	if len(kept) > 0 {
-		warnOf(s.log, kept, "mongoq: what was claimed for a caller that left could not be released; it is delivered again when its lease ends", "error", open[kept[0].ID])
+	if held, err := s.stillHeld(ctx, open, ids); err == nil {
+		open = held
+	}
+	if len(open) > 0 {
+		warnOf(s.log, open, "mongoq: what was claimed for a caller that left could not be released; it is delivered again when its lease ends", "error", errs[slices.Index(rs, open[0])])
 	}
 }
 

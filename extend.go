@@ -17,7 +17,7 @@ type extension struct {
 	d      time.Duration
 	caller context.Context // when it ends, nothing is sent any more: it might undo a later one
 	tried  bool            // an earlier answer was lost
-	done   bool
+	done   bool            // it has happened, as far as extendKnown tells
 }
 
 // Extend makes the lease end d from now, by the server's clock. It never joins a transaction. The rule: d >= 1 ms.
@@ -71,7 +71,7 @@ func (x *extension) alone(ctx context.Context) error {
 		write: x.write,
 		look: func(ctx context.Context, majority bool) (outcome, error) {
 			e, err := x.r.s.found(ctx, x.r.ID, majority)
-			if err == nil && e != nil && e.lease == x.r.lease && e.Processed.IsZero() {
+			if err == nil && x.r.holds(e) {
 				return open, nil
 			}
 			return lost, err
@@ -169,8 +169,7 @@ func (s *Store) extendKnown(ctx context.Context, all []*extension) error {
 		return err
 	}
 	for i, x := range all {
-		e := found[x.r.ID]
-		if x.done = found == nil || e != nil && e.lease == x.r.lease && e.Processed.IsZero(); x.done { // who holds it now did so then
+		if x.done = found == nil || x.r.holds(found[x.r.ID]); x.done { // who holds it now did so then
 			x.r.extended(ends[i], lo.Add(x.d))
 		}
 	}

@@ -220,8 +220,6 @@ func (s *Store) fileRound(ctx context.Context, limit time.Duration, calls []*cal
 	for _, c := range calls {
 		c.item.sends()
 		byID[c.item.r.ID] = c.item
-	}
-	for _, c := range calls {
 		c.item.r.keepOff.Add(1)
 		defer c.item.r.keepOff.Add(-1)
 	}

@@ -179,11 +179,16 @@ func (v *forked) alone(ctx context.Context) error {
 // look tells whether the fork happened: the whole has its trace; an original that was deleted is looked for as any, and
 // its copies tell.
 func (v *forked) look(ctx context.Context, majority bool) (outcome, error) {
-	original := v.r.lookForDelete
-	if v.original != nil {
-		original = v.r.lookForVerb(verbFork)
+	e, err := v.r.s.found(ctx, v.r.ID, majority)
+	if err != nil {
+		return unclear, err
 	}
-	o, err := original(ctx, majority)
+	var o outcome
+	if v.original != nil {
+		o = v.r.tellsOfVerb(e, verbFork)
+	} else {
+		o, err = v.r.tellsOfDelete(ctx, e, &witness{s: v.r.s})
+	}
 	if err != nil || o != unclear {
 		return o, err
 	}
@@ -246,8 +251,7 @@ func (s *Store) forkGroup(ctx context.Context, calls []*call[*forked]) {
 			break
 		}
 		held := slices.DeleteFunc(slices.Clone(calls), func(c *call[*forked]) bool {
-			e := found[c.item.r.ID]
-			if e != nil && e.lease == c.item.r.lease && e.Processed.IsZero() {
+			if c.item.r.holds(found[c.item.r.ID]) {
 				return false
 			}
 			singly(c)

@@ -164,23 +164,18 @@ func (s *Store) found(ctx context.Context, id bson.ObjectID, majority bool) (*st
 	return &e, nil
 }
 
-// lookForVerb tells whether rollback, release, move or dead-letter happened: its trace is in `last`, until the next
-// holder leaves its own.
-func (r *Reservation) lookForVerb(verb string) look {
-	return func(ctx context.Context, majority bool) (outcome, error) {
-		e, err := r.s.found(ctx, r.ID, majority)
-		if err != nil {
-			return unclear, err
-		}
-		return r.tellsOfVerb(e, verb), nil
-	}
+// holds tells whether the stored envelope, nil if there is none, is under the reservation's lease still.
+func (r *Reservation) holds(e *stored) bool {
+	return e != nil && e.lease == r.lease && e.Processed.IsZero()
 }
 
+// tellsOfVerb is about rollback, release, move, fork or dead-letter: its trace is in `last`, until the next holder leaves its
+// own.
 func (r *Reservation) tellsOfVerb(e *stored, verb string) outcome {
 	switch {
 	case e == nil:
 		return unclear
-	case e.lease == r.lease && e.Processed.IsZero():
+	case r.holds(e):
 		return open
 	case e.last == lastVerb{lease: r.lease, verb: verb}:
 		return done
@@ -205,15 +200,6 @@ func (r *Reservation) tellsOfCommit(e *stored) outcome {
 	return done
 }
 
-// lookForDelete tells whether a commit that deletes happened.
-func (r *Reservation) lookForDelete(ctx context.Context, majority bool) (outcome, error) {
-	e, err := r.s.found(ctx, r.ID, majority)
-	if err != nil {
-		return unclear, err
-	}
-	return r.tellsOfDelete(ctx, e, &witness{s: r.s})
-}
-
 // tellsOfDelete is about a commit that deletes. A deleted envelope leaves no trace; but while the lease runs and no
 // failover has undone the claim, nobody else can have deleted it.
 func (r *Reservation) tellsOfDelete(ctx context.Context, e *stored, w *witness) (outcome, error) {
@@ -226,7 +212,7 @@ func (r *Reservation) tellsOfDelete(ctx context.Context, e *stored, w *witness) 
 		return done, nil
 	case !e.Pushed.Equal(r.Pushed):
 		return unclear, nil // pushed anew under the same id
-	case e.lease == r.lease && e.Processed.IsZero():
+	case r.holds(e):
 		return open, nil
 	}
 	return lost, nil

@@ -217,7 +217,7 @@ func (s *Store) settleDeletes(ctx context.Context, calls []*call[*settlement]) {
 		switch {
 		case !there, !e.Pushed.Equal(c.item.r.Pushed): // or pushed anew under the same id
 			gone = append(gone, c)
-		case e.lease == c.item.r.lease && e.Processed.IsZero():
+		case c.item.r.holds(e):
 			c.item.tried = cause != nil
 			singly(c)
 		default:
@@ -296,8 +296,9 @@ func (s *Store) settleUpdates(ctx context.Context, calls []*call[*settlement]) {
 		return
 	}
 	var traced, rest []*call[*settlement]
+	w := &witness{s: s}
 	for _, c := range calls {
-		if e, there := found[c.item.r.ID]; there && c.item.leftTrace(e) {
+		if o, err := c.item.told(ctx, found[c.item.r.ID], w); err == nil && o == done {
 			traced = append(traced, c)
 		} else {
 			rest = append(rest, c)
@@ -343,14 +344,6 @@ func (s *Store) judge(ctx context.Context, calls []*call[*settlement], found map
 	}
 }
 
-// leftTrace is true when the stored envelope says that the verb happened.
-func (v *settlement) leftTrace(e *stored) bool {
-	if v.verb == verbCommit {
-		return e.lease == v.r.lease && !e.Processed.IsZero()
-	}
-	return e.last == lastVerb{lease: v.r.lease, verb: v.verb}
-}
-
 // retrySingly sends each call of a failed round by itself. A round is several commands, and the driver may have sent
 // them more than once: whatever the error, each looks before it says lost.
 func retrySingly(calls []*call[*settlement]) {
@@ -385,6 +378,15 @@ func (s *Store) foundMany(ctx context.Context, ids []bson.ObjectID, fields bson.
 		found[id] = &e
 	}
 	return found, err
+}
+
+// stillHeld are those of some reservations, whose ids are given, that hold their envelopes still.
+func (s *Store) stillHeld(ctx context.Context, rs []*Reservation, ids []bson.ObjectID) ([]*Reservation, error) {
+	found, err := s.foundMany(ctx, ids, evidenceFields, false)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(slices.Clone(rs), func(r *Reservation) bool { return !r.holds(found[r.ID]) }), nil
 }
 
 // foundHere is foundMany without the partitions of the history.
