@@ -101,26 +101,23 @@ func KeepOnce(ctx context.Context, s *Store, me bson.ObjectID) (held bool, err e
 
 // Ahead has a store take the server's clock to be so far ahead, from now on.
 func Ahead(s *Store, d time.Duration) {
-	s.clock.turn <- struct{}{} // nobody measures
-	defer func() { <-s.clock.turn }()
-	defer s.clock.distrust()
-	hello := s.clock.hello
-	s.clock.hello = func(ctx context.Context) (serverState, error) {
-		state, err := hello(ctx)
-		state.localTime = state.localTime.Add(d)
-		return state, err
-	}
+	s.clock.hears(func(state *serverState) { state.localTime = state.localTime.Add(d) })
 }
 
 // AnotherTerm has a store see another term from now on, as after a failover.
 func AnotherTerm(s *Store) {
-	s.clock.turn <- struct{}{} // nobody measures
-	defer func() { <-s.clock.turn }()
-	defer s.clock.distrust()
-	hello := s.clock.hello
-	s.clock.hello = func(ctx context.Context) (serverState, error) {
+	s.clock.hears(func(state *serverState) { state.epoch += ", another" })
+}
+
+// hears has a clock be told otherwise of the server, from now on.
+func (c *serverClock) hears(otherwise func(*serverState)) {
+	c.turn <- struct{}{} // nobody measures
+	defer func() { <-c.turn }()
+	defer c.distrust()
+	hello := c.hello
+	c.hello = func(ctx context.Context) (serverState, error) {
 		state, err := hello(ctx)
-		state.epoch += ", another"
+		otherwise(&state)
 		return state, err
 	}
 }

@@ -197,11 +197,7 @@ func TestALostMessageOfARound(t *testing.T) {
 						n = 50
 					}
 					c := gather(t, s, lossy, tr, f, n)
-					if reply {
-						lossy.LoseReply(tr.command, 1)
-					} else {
-						lossy.LoseRequest(tr.command, 1)
-					}
+					lose(lossy, tr.command, reply)
 					c.goOn(t)
 					all = append(all, c)
 				}
@@ -252,21 +248,23 @@ func TestARoundOfWhichTheSecondCommandIsRefused(t *testing.T) {
 // replyLost stands for a fault of the network, not of the server.
 var replyLost = fault{name: "reply lost", code: codeOfNetwork, label: true, ran: true}
 
+// roundVerb is a verb whose rounds are tested: hold names the transition that takes its flights, command is what it sends.
+type roundVerb struct {
+	name, hold, command string
+	cfg                 mongoq.QueueConfig
+	run                 func(context.Context, *mongoq.Reservation) error
+	happened            func(bson.Raw) bool
+}
+
 // A round of one claim's envelopes is one statement of many: whatever befalls it, each gets its own outcome.
 func TestAFaultOnARoundOfOneClaim(t *testing.T) {
 	t.Parallel()
 	const n = 5
 	eachKind(t, func(t *testing.T, kind mongotest.Kind) {
 		first := faultyStage(t, kind, true)
-		verbs := []struct {
-			name, hold, command string
-			cfg                 mongoq.QueueConfig
-			run                 func(context.Context, *mongoq.Reservation) error
-			happened            func(bson.Raw) bool
-		}{
-			{"commit", "commit", "delete", mongoq.QueueConfig{}, func(ctx context.Context, r *mongoq.Reservation) error { return r.Commit(ctx) }, isDone(0)},
-			{"commit into the history", "release", "update", mongoq.QueueConfig{Retention: time.Hour},
-				func(ctx context.Context, r *mongoq.Reservation) error { return r.Commit(ctx) }, isDone(time.Hour)},
+		verbs := []roundVerb{
+			{"commit", "commit", "delete", mongoq.QueueConfig{}, commit, isDone(0)},
+			{"commit into the history", "release", "update", mongoq.QueueConfig{Retention: time.Hour}, commit, isDone(time.Hour)},
 			{"plain move", "release", "update", mongoq.QueueConfig{}, func(ctx context.Context, r *mongoq.Reservation) error {
 				return r.MoveToQ(ctx, "elsewhere")
 			}, func(now bson.Raw) bool { return numberOf(now, "moves") == 1 && lengthOf(now, "hops") == 1 }},
@@ -291,11 +289,7 @@ func TestAFaultOnARoundOfOneClaim(t *testing.T) {
 					before[i] = storedBytes(t, s.db, r.ID)
 				}
 				c := holdFlights(t, s, lossy, named(verb.hold))
-				var calls []*pending[struct{}]
-				for _, r := range rs {
-					calls = append(calls, begin(t, func(ctx context.Context) (struct{}, error) { return struct{}{}, verb.run(ctx, r) }))
-				}
-				awaitLine(t, s.store, n)
+				calls := lineUp(t, s, rs, verb.run)
 				drain(s.met)
 				met := func() int { return 1 - lossy.Left(verb.command) }
 				if f.name == replyLost.name {
@@ -321,15 +315,9 @@ func TestARoundThatFailedGoesOnceMore(t *testing.T) {
 	t.Parallel()
 	const n = 200
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
-		verbs := []struct {
-			name, hold, command string
-			cfg                 mongoq.QueueConfig
-			run                 func(context.Context, *mongoq.Reservation) error
-			happened            func(bson.Raw) bool
-		}{
-			{"commit", "commit", "delete", mongoq.QueueConfig{}, func(ctx context.Context, r *mongoq.Reservation) error { return r.Commit(ctx) }, isDone(0)},
-			{"commit into the history", "release", "update", mongoq.QueueConfig{Retention: time.Hour},
-				func(ctx context.Context, r *mongoq.Reservation) error { return r.Commit(ctx) }, isDone(time.Hour)},
+		verbs := []roundVerb{
+			{"commit", "commit", "delete", mongoq.QueueConfig{}, commit, isDone(0)},
+			{"commit into the history", "release", "update", mongoq.QueueConfig{Retention: time.Hour}, commit, isDone(time.Hour)},
 			{"rollback", "release", "update", mongoq.QueueConfig{}, func(ctx context.Context, r *mongoq.Reservation) error {
 				return r.Rollback(ctx, errFailed, mongoq.After(time.Hour))
 			}, func(now bson.Raw) bool { return numberOf(now, "retries") == 1 && !has(now, "lease") }},
@@ -341,17 +329,9 @@ func TestARoundThatFailedGoesOnceMore(t *testing.T) {
 			s := &stage{kind: kindOf(t, db), db: own, store: openStore(t, own), met: newMet()}
 			rs := reserveAll(t, s.queue(t, verb.cfg), n)
 			c := holdFlights(t, s, lossy, named(verb.hold))
-			var calls []*pending[struct{}]
-			for _, r := range rs {
-				calls = append(calls, begin(t, func(ctx context.Context) (struct{}, error) { return struct{}{}, verb.run(ctx, r) }))
-			}
-			awaitLine(t, s.store, n)
+			calls := lineUp(t, s, rs, verb.run)
 			wire.take()
-			if reply {
-				lossy.LoseReply(verb.command, 1)
-			} else {
-				lossy.LoseRequest(verb.command, 1)
-			}
+			lose(lossy, verb.command, reply)
 			c.goOn(t)
 			for i, call := range calls {
 				_, err := call.ended(t)
@@ -382,17 +362,13 @@ func TestARoundThatGoesOnceMoreAfterAFailover(t *testing.T) {
 	t.Parallel()
 	const n = 50
 	mongotest.Each(t, func(t *testing.T, db *mongo.Database) {
-		unknown := func(lose func(*mongotest.Lossy)) (times int) {
+		unknown := func(reply bool) (times int) {
 			s, lossy := lossyStage(t, db, false)
 			rs := reserveAll(t, s.queue(t), n)
 			c := holdFlights(t, s, lossy, named("commit"))
-			var calls []*pending[struct{}]
-			for _, r := range rs {
-				calls = append(calls, begin(t, func(ctx context.Context) (struct{}, error) { return struct{}{}, r.Commit(ctx) }))
-			}
-			awaitLine(t, s.store, n)
+			calls := lineUp(t, s, rs, commit)
 			mongoq.AnotherTerm(s.store)
-			lose(lossy)
+			lose(lossy, "delete", reply)
 			c.goOn(t)
 			for i, call := range calls {
 				_, err := call.ended(t)
@@ -405,10 +381,10 @@ func TestARoundThatGoesOnceMoreAfterAFailover(t *testing.T) {
 			requireNoPlaceTaken(t, s.store)
 			return times
 		}
-		require.Equal(t, n, unknown(func(l *mongotest.Lossy) { l.LoseReply("delete", 1) }))
+		require.Equal(t, n, unknown(true))
 		times := n
 		for range 3 { // a machine that is busy for two seconds does not tell
-			if times = unknown(func(l *mongotest.Lossy) { l.LoseRequest("delete", 1) }); times == 0 {
+			if times = unknown(false); times == 0 {
 				break
 			}
 		}
@@ -421,7 +397,7 @@ func TestARoundOfFilingsThatFailedGoesOnceMore(t *testing.T) {
 	t.Parallel()
 	const n = 50
 	db := mongotest.Database(t, mongotest.ReplicaSet)
-	sends := func(lose func(*mongotest.Lossy)) (updates int) {
+	sends := func(command string, reply bool) (updates int) {
 		lossy := newLossy()
 		own, wire := watched(t, db, options.Client().SetRetryWrites(false).SetDialer(lossy))
 		store := openStore(t, own, mongoq.Config{PartitionHistory: mongoq.PartitionByDay})
@@ -431,13 +407,9 @@ func TestARoundOfFilingsThatFailedGoesOnceMore(t *testing.T) {
 		require.NoError(t, rs[n].Commit(t.Context())) // it makes the partition
 		require.Eventually(t, func() bool { return storedNow(t, db, rs[n].ID) == nil }, late, time.Millisecond, "it is not filed")
 		c := holdFlights(t, s, lossy, named("commit"))
-		var calls []*pending[struct{}]
-		for _, r := range rs[:n] {
-			calls = append(calls, begin(t, func(ctx context.Context) (struct{}, error) { return struct{}{}, r.Commit(ctx) }))
-		}
-		awaitLine(t, s.store, n)
+		calls := lineUp(t, s, rs[:n], commit)
 		wire.take()
-		lose(lossy)
+		lose(lossy, command, reply)
 		c.goOn(t)
 		for i, call := range calls {
 			_, err := call.ended(t)
@@ -450,17 +422,14 @@ func TestARoundOfFilingsThatFailedGoesOnceMore(t *testing.T) {
 		return len(wire.take("update"))
 	}
 	for _, command := range []string{"insert", "delete", "commitTransaction"} {
-		for what, lose := range map[string]func(*mongotest.Lossy){
-			"reply":   func(l *mongotest.Lossy) { l.LoseReply(command, 1) },
-			"request": func(l *mongotest.Lossy) { l.LoseRequest(command, 1) },
-		} {
+		for _, reply := range []bool{false, true} {
 			updates := n
 			for range 3 { // a machine that is busy for two seconds does not tell
-				if updates = sends(lose); updates < n {
+				if updates = sends(command, reply); updates < n {
 					break
 				}
 			}
-			require.Less(t, updates, n, "they went singly: %s of %s lost", what, command)
+			require.Less(t, updates, n, "they went singly: of %s, the reply lost: %v", command, reply)
 		}
 	}
 }
@@ -478,11 +447,7 @@ func TestARoundThatGoesOnceMoreLeavesWhatOthersHave(t *testing.T) {
 				hold, command = "release", "update"
 			}
 			c := holdFlights(t, s, lossy, named(hold))
-			var calls []*pending[struct{}]
-			for _, r := range rs {
-				calls = append(calls, begin(t, func(ctx context.Context) (struct{}, error) { return struct{}{}, r.Commit(ctx) }))
-			}
-			awaitLine(t, s.store, n)
+			calls := lineUp(t, s, rs, commit)
 			steal(t, db, rs[bad].ID)
 			before := storedBytes(t, db, rs[bad].ID)
 			lossy.LoseReply(command, 1)
@@ -500,6 +465,27 @@ func TestARoundThatGoesOnceMoreLeavesWhatOthersHave(t *testing.T) {
 			requireNoPlaceTaken(t, s.store)
 		}
 	})
+}
+
+// lineUp begins a verb of each of some reservations, while the flights are held, and returns when all stand in line.
+func lineUp(t testing.TB, s *stage, rs []*mongoq.Reservation, verb func(context.Context, *mongoq.Reservation) error) (calls []*pending[struct{}]) {
+	t.Helper()
+	for _, r := range rs {
+		calls = append(calls, begin(t, func(ctx context.Context) (struct{}, error) { return struct{}{}, verb(ctx, r) }))
+	}
+	awaitLine(t, s.store, len(rs))
+	return calls
+}
+
+func commit(ctx context.Context, r *mongoq.Reservation) error { return r.Commit(ctx) }
+
+// lose has a network lose the next reply to a command, or the next request.
+func lose(l *mongotest.Lossy, command string, reply bool) {
+	if reply {
+		l.LoseReply(command, 1)
+	} else {
+		l.LoseRequest(command, 1)
+	}
 }
 
 // holdFlights takes both flights of a store's verbs, or of its pushes, by calls whose answers are held.
@@ -555,11 +541,7 @@ func TestAStaleMemberOfARound(t *testing.T) {
 					hold = named("extend")
 				}
 				c := holdFlights(t, s, lossy, hold)
-				var calls []*pending[struct{}]
-				for _, r := range rs {
-					calls = append(calls, begin(t, func(ctx context.Context) (struct{}, error) { return struct{}{}, verb.run(ctx, r) }))
-				}
-				awaitLine(t, s.store, n)
+				calls := lineUp(t, s, rs, verb.run)
 				var before bson.Raw
 				if gone { // the claim was undone in a failover, and another holder has committed
 					_, err := envelopes.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: rs[bad].ID}})
